@@ -2,9 +2,7 @@
 //!
 //! The rest of the code does not depend on Helm being a process.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read as _};
 use std::os::unix::fs::MetadataExt;
@@ -16,16 +14,16 @@ use krypton_runtime::clock::BootTime;
 use krypton_runtime::off_thread;
 use semver::Version;
 use serde_json::{Map, Value};
-use thiserror::Error;
 use tracing::Instrument as _;
 use tracing::field::Empty;
 
 use crate::metrics::HelmMetrics;
 use crate::releases;
-use crate::releases::labels::{INSTALL_RUN, RUN_LABEL};
 use crate::slots::priority::Priority;
 
+mod arguments;
 mod command;
+mod error;
 mod keyring;
 mod process;
 mod scratch;
@@ -34,6 +32,8 @@ mod stop;
 mod supervisor;
 
 pub use crate::slots::{Load, Slot};
+pub use arguments::{GetMetadata, Rollback, Uninstall, Upgrade};
+pub use error::HelmError;
 pub use keyring::Keyring;
 pub use process::{HelmCommand, Processes, Running, Supervisor};
 pub use stop::{StopHandle, StopRequest, StopRequests, StopSignal};
@@ -43,7 +43,6 @@ use crate::slots::{Limits, Slots};
 use process::{HelmJob, RunOutcome};
 use scratch::Scratch;
 use stderr::HelmStderr;
-use supervisor::MEMORY_MAX;
 
 /// Timeout of `helm get`, which reads a single Secret.
 const GET_TIMEOUT: Duration = Duration::from_secs(10);
@@ -91,184 +90,6 @@ impl Default for DriverTimeouts {
     }
 }
 
-/// Arguments of `helm upgrade --install` or `helm install --replace`.
-#[derive(Clone)]
-pub struct Upgrade {
-    pub kubeconfig: PathBuf,
-    pub release: String,
-    pub namespace: String,
-    /// Path of a local `.tgz`.
-    pub chart: PathBuf,
-    pub values: Map<String, Value>,
-    /// JSON pointers to the secret values, regardless of their key names.
-    pub secret_paths: Vec<String>,
-    /// Labels for the release Secret.
-    pub labels: BTreeMap<String, String>,
-    /// Timeout of each of Helm's phases, in whole seconds.
-    pub timeout: Duration,
-    /// Whether to use server-side apply with forced conflicts. If false, Helm applies as Helm 3 did.
-    pub server_side: bool,
-    /// Whether to skip the CRDs in the chart's `crds` folder.
-    pub skip_crds: bool,
-    /// Number of revisions to keep. A repeated installation removes none.
-    pub history_max: u8,
-    pub description: String,
-    /// Whether to repeat a failed installation: its hooks run again, and Helm adopts the objects it created.
-    pub again: bool,
-    /// Name of the member, which selects the discovery cache.
-    pub cache_key: String,
-}
-
-impl fmt::Debug for Upgrade {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upgrade")
-            .field("release", &self.release)
-            .field("namespace", &self.namespace)
-            .field("chart", &self.chart)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Upgrade {
-    /// Returns the verb for metrics. Helm does not distinguish a first installation from an upgrade.
-    fn verb(&self) -> &'static str {
-        let run_label = self.labels.get(RUN_LABEL);
-        match (self.again, run_label) {
-            (true, _) => "reinstall",
-            (false, Some(label)) if label.starts_with(INSTALL_RUN) => "install",
-            (false, _) => "upgrade",
-        }
-    }
-}
-
-/// Arguments of `helm uninstall`.
-#[derive(Clone, Debug)]
-pub struct Uninstall {
-    pub kubeconfig: PathBuf,
-    pub release: String,
-    pub namespace: String,
-    /// Timeout of each of Helm's phases, in whole seconds.
-    pub timeout: Duration,
-    /// Whether to run the stored hooks.
-    pub hooks: bool,
-    /// Name of the member, which selects the discovery cache.
-    pub cache_key: String,
-}
-
-/// Arguments of `helm rollback`.
-#[derive(Clone, Debug)]
-pub struct Rollback {
-    pub kubeconfig: PathBuf,
-    pub release: String,
-    pub namespace: String,
-    /// The revision to roll back to.
-    pub to: u32,
-    /// Timeout of each of Helm's phases, in whole seconds.
-    pub timeout: Duration,
-    /// As in [`Upgrade`]. Must match the way Helm applied the latest revision.
-    pub server_side: bool,
-    /// Number of revisions to keep.
-    pub history_max: u8,
-    /// Values of the abandoned revision, to redact their secrets from Helm's messages.
-    pub values: Map<String, Value>,
-    /// JSON pointers to the secret values, regardless of their key names.
-    pub secret_paths: Vec<String>,
-    /// Name of the member, which selects the discovery cache.
-    pub cache_key: String,
-}
-
-/// Arguments of `helm get metadata`.
-#[derive(Clone, Debug)]
-pub struct GetMetadata {
-    pub kubeconfig: PathBuf,
-    pub release: String,
-    pub namespace: String,
-    pub revision: u32,
-    /// Name of the member, which selects the discovery cache.
-    pub cache_key: String,
-}
-
-/// Why a Helm run failed.
-#[derive(Debug, Error)]
-pub enum HelmError {
-    #[error(
-        "{} cannot be run; install Helm {OLDEST_VERSION} or newer of major version 4, or name where it is",
-        .binary.display()
-    )]
-    Missing {
-        binary: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error(
-        "{} has version {found:?}; install Helm {OLDEST_VERSION} or newer of major version 4",
-        .binary.display()
-    )]
-    Version { binary: PathBuf, found: String },
-    #[error(
-        "the folder {} for helm's files cannot be used; is the disk full or read-only? \
-         Make room there, or name another folder (--private-dir; --helm-cache-dir of the hub, --cache-dir of the agent)",
-        .path.display()
-    )]
-    Scratch {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error(
-        "label {key}={value} cannot be given to helm: it has a character that separates labels"
-    )]
-    Label { key: String, value: String },
-    #[error("helm could not be started for release {release}")]
-    Spawn {
-        release: String,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("helm could not be started for release {release}: {message}")]
-    Start { release: String, message: String },
-    #[error(
-        "helm {verb} of release {release} did not end within {} s and was stopped{}",
-        .after.as_secs(), message_suffix(.message)
-    )]
-    TimedOut {
-        verb: &'static str,
-        release: String,
-        after: Duration,
-        message: String,
-    },
-    #[error("helm was stopped")]
-    Stopped,
-    #[error("release {release} was not found")]
-    ReleaseNotFound { release: String },
-    #[error(
-        "helm {verb} of release {release} was killed by signal {signal}, not by us; if memory ran out, \
-         increase its memory or lower --max-concurrent-helm{}",
-        message_suffix(.message)
-    )]
-    Killed {
-        verb: &'static str,
-        release: String,
-        signal: i32,
-        message: String,
-    },
-    #[error(
-        "helm {verb} of release {release} needs more than {} MiB of memory and was ended; check what the cluster's \
-         API server answers, and the size of chart and values",
-        MEMORY_MAX >> 20
-    )]
-    OutOfMemory { verb: &'static str, release: String },
-    #[error("the cluster accepts no writes for now: {message}")]
-    Suspended { message: String },
-    #[error("helm {verb} of release {release} failed{}", message_suffix(.message))]
-    Failed {
-        verb: &'static str,
-        release: String,
-        message: String,
-        permanent: bool,
-    },
-}
-
 /// Returns whether an API server's response means that the cluster's owner suspended writes.
 pub fn is_suspended(message: &str) -> bool {
     stderr::is_suspended(message)
@@ -285,56 +106,6 @@ const OUTPUT_MAX: u64 = 64 << 20;
 fn digest_of_file(file: &Path) -> std::io::Result<String> {
     let output = BufReader::new(File::open(file)?.take(OUTPUT_MAX));
     releases::digest_of_json(output).map_err(std::io::Error::from)
-}
-
-fn message_suffix(message: &str) -> String {
-    if message.is_empty() {
-        String::new()
-    } else {
-        format!(": {message}")
-    }
-}
-
-impl HelmError {
-    /// Returns whether a retry would fail the same way until the chart, values, cluster or permissions
-    /// change.
-    pub fn is_permanent(&self) -> bool {
-        match self {
-            Self::Failed { permanent, .. } => *permanent,
-            Self::Label { .. } => true,
-            _ => false,
-        }
-    }
-
-    /// Returns the outcome label for metrics.
-    pub(crate) fn outcome(&self) -> &'static str {
-        match self {
-            Self::TimedOut { .. } => "timed_out",
-            Self::Stopped => "stopped",
-            Self::ReleaseNotFound { .. } => "not_found",
-            Self::Killed { .. } | Self::OutOfMemory { .. } => "killed",
-            Self::Suspended { .. } => "suspended",
-            Self::Failed { .. } => "failed",
-            Self::Missing { .. }
-            | Self::Version { .. }
-            | Self::Scratch { .. }
-            | Self::Label { .. }
-            | Self::Spawn { .. }
-            | Self::Start { .. } => "not_started",
-        }
-    }
-
-    /// Returns whether this machine caused the error before Helm started, so nothing changed on the cluster.
-    pub fn is_local(&self) -> bool {
-        matches!(
-            self,
-            Self::Missing { .. }
-                | Self::Version { .. }
-                | Self::Scratch { .. }
-                | Self::Spawn { .. }
-                | Self::Start { .. }
-        )
-    }
 }
 
 /// Identity of a file: device, inode, size, and time of the last change of any kind.

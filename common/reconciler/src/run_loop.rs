@@ -11,14 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::{Helm, StopHandle};
+use krypton_helm::releases::Release;
 use krypton_helm::releases::labels::ReleaseKey;
-use krypton_helm::releases::{Release, WorkloadKind};
 use krypton_runtime::access::CutOffCallback;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::events::{EventRecorder, ObjectEvent};
+use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::{
     self, LeaseGoal, LeaseName, LeaseState, LeaseTimes, NO_NEW_RUNS_AFTER,
 };
@@ -29,9 +28,7 @@ use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::desired::{DesiredState, Version};
-use krypton_types::error_chain::chain;
-use kube::runtime::watcher::Event;
-use kube::{Client, Resource as _, ResourceExt as _};
+use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -45,6 +42,7 @@ use crate::drift::DriftMetrics;
 use crate::drift::schedule::DriftSchedule;
 use crate::helm_queue::HelmQueue;
 use crate::index::{CrdState, Index};
+use crate::lease_guard;
 use crate::metrics::{QueueDepths, ReconcilerShare, WorkMetrics};
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::placed_tenants::PlacedTenants;
@@ -54,9 +52,12 @@ use crate::release_controller::RunningAction;
 use crate::report_store::ReportStore;
 use crate::watches::{Watch, WatchEvent};
 use crate::workspaces::Workspaces;
-use crate::{lease_guard, workload};
+
+mod tenant_list_schema;
+mod watch_events;
 
 pub use crate::dump::{ConditionDump, DumpRequest, LeaseDump, OwnerDump, ReconcilerDump};
+pub use tenant_list_schema::TenantListSchema;
 
 /// Selects the writer of the status of the member's Tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,48 +303,6 @@ impl OwnerState {
     }
 }
 
-/// CRD schema under which the known Tenants were listed.
-///
-/// An API server omits fields that its schema does not contain, such as the workspace. No watch reports a schema
-/// change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TenantListSchema {
-    /// The current schema or a newer one. Also the state before the first list.
-    #[default]
-    Current,
-    /// An older Krypton schema. The reconciler lists the Tenants again after it is replaced.
-    Older,
-    /// The schema of krypton-operator. Until it is replaced, the reconciler neither writes nor reports Tenants: a write
-    /// would store them without the omitted fields.
-    KryptonOperator,
-    /// Listed by a reconciler without write permission, immediately after another process replaced krypton-operator's
-    /// schema. The list may still follow the old schema, so it is good enough for reports but not for actions.
-    Observed,
-}
-
-impl TenantListSchema {
-    /// Returns the state after the watch showed this schema.
-    fn with_schema(self, schema: Option<Option<u32>>) -> Self {
-        match (self, schema) {
-            (_, Some(None)) | (Self::KryptonOperator, _) => Self::KryptonOperator,
-            (Self::Older | Self::Observed, _) => self,
-            (Self::Current, Some(Some(version))) if version < krypton_crds::SCHEMA_VERSION => {
-                Self::Older
-            }
-            (Self::Current, _) => Self::Current,
-        }
-    }
-
-    /// Returns true if the list is good enough to reconcile, with (`permitted`) or without write permission.
-    pub fn is_usable(self, permitted: bool) -> bool {
-        match self {
-            Self::Current | Self::Older => true,
-            Self::Observed => !permitted,
-            Self::KryptonOperator => false,
-        }
-    }
-}
-
 pub(crate) struct Reconciler {
     pub member: Arc<Member>,
     pub runner: Arc<ActionRunner>,
@@ -512,124 +471,6 @@ impl Reconciler {
         self.jobs.wait_all().await;
     }
 
-    fn apply_event(&mut self, event: WatchEvent, tenants: &mut Option<Watch>) {
-        if self.bounds.has_ended_watches() {
-            return;
-        }
-        let changed = match event {
-            WatchEvent::Tenant(event) => {
-                let event = self.decode_tenants(event);
-                event
-                    .map(|event| self.index.tenant_event(event))
-                    .unwrap_or_default()
-            }
-            WatchEvent::Release(event) => self.index.release_event(event),
-            WatchEvent::Workspace(event) => {
-                let (namespaces, owners) = self.index.workspace_event(event);
-                self.placed_tenants.queue_namespaces(&namespaces);
-                self.workspaces.queue_changed(&namespaces, &self.index);
-                owners
-            }
-            WatchEvent::Deployment(event) => {
-                self.index
-                    .workload_event(WorkloadKind::Deployment, event, workload::deployment)
-            }
-            WatchEvent::StatefulSet(event) => {
-                self.index
-                    .workload_event(WorkloadKind::StatefulSet, event, workload::stateful_set)
-            }
-            WatchEvent::DaemonSet(event) => {
-                self.index
-                    .workload_event(WorkloadKind::DaemonSet, event, workload::daemon_set)
-            }
-            WatchEvent::Crd(event) => {
-                let (previous, schema) = (self.index.crd(), self.index.schema());
-                self.index.crd_event(event);
-                let current = self.index.crd();
-                if self.index.schema() != schema {
-                    self.listed_under = self.listed_under.with_schema(self.index.schema());
-                    self.crd_checked = false;
-                }
-                if current != previous {
-                    tracing::debug!(member = %self.member.name, crd = ?current, "the Tenant CRD");
-                    self.crd_checked = false;
-                    if previous.is_some() && current != Some(CrdState::Present) {
-                        self.crd_was_missing = true;
-                        self.recheck_crd();
-                    }
-                    // The watch on Tenants restarts with the CRD, without its back-off.
-                    if current != Some(CrdState::Terminating) {
-                        *tenants = None;
-                    }
-                    self.queue_all();
-                }
-                BTreeSet::new()
-            }
-            WatchEvent::Failed { resource, error } => {
-                self.cluster_problem = Some(format!("watching {resource}: {}", chain(&error)));
-                self.runner.tools.work.record_watch_failure(resource);
-                tracing::debug!(member = %self.member.name, what = resource, error = %chain(&error), "watch failed; retrying");
-                return;
-            }
-        };
-        self.cluster_problem = None;
-        self.owners_changed(changed);
-        let excess = self
-            .bounds
-            .check(&mut self.index, self.queue.ready(), BootTime::now());
-        if excess.is_some() {
-            self.cluster_problem = excess;
-            // Drop the keys of unknown Tenants: their number is unbounded.
-            self.queue.clear();
-            self.queue.extend(self.owner_states.keys().cloned());
-            self.queue_all();
-        }
-    }
-
-    /// Decodes the Tenants of an event. Reports a Tenant that does not decode, and drops it and Tenants of other
-    /// namespaces.
-    fn decode_tenants(
-        &self,
-        event: Event<kube::core::DeserializeGuard<Tenant>>,
-    ) -> Option<Event<Tenant>> {
-        let decode = |guard: kube::core::DeserializeGuard<Tenant>| match guard.0 {
-            Ok(tenant) => Some(tenant),
-            Err(invalid) => {
-                let mut tenant = Tenant::new("", TenantSpec::default());
-                tenant.metadata = invalid.metadata;
-                let message = format!(
-                    "ignoring this invalid Tenant until it is corrected: {}",
-                    invalid.error
-                );
-                tracing::warn!(member = %self.member.name,
-                    tenant = %format_args!("{}/{}", tenant.namespace().unwrap_or_default(), tenant.name_any()),
-                    generation = tenant.metadata.generation, "{message}");
-                let event = ObjectEvent {
-                    warning: true,
-                    reason: "TenantInvalid",
-                    message,
-                };
-                self.runner
-                    .events
-                    .record_event(tenant.object_ref(&()), event);
-                None
-            }
-        };
-        let is_selected =
-            |tenant: &Tenant| match (&self.member.namespaces, &tenant.metadata.namespace) {
-                (Some(namespaces), Some(namespace)) => namespaces.contains(namespace),
-                _ => true,
-            };
-        let decode = |guard| decode(guard).filter(&is_selected);
-        Some(match event {
-            Event::Apply(guard) => Event::Apply(decode(guard)?),
-            Event::Delete(guard) => Event::Delete(decode(guard)?),
-            Event::Init => Event::Init,
-            Event::InitApply(guard) => Event::InitApply(decode(guard)?),
-            Event::InitDone => Event::InitDone,
-        })
-    }
-
     /// Makes these owners due, and the placement orders of these Tenants.
     pub(crate) fn owners_changed(&mut self, keys: BTreeSet<OwnerKey>) {
         self.placed_tenants.queue_owners(&keys);
@@ -670,45 +511,5 @@ async fn next_event(watch: &mut Option<Watch>) -> Option<WatchEvent> {
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use krypton_crds::SCHEMA_VERSION;
-
-    use super::TenantListSchema::{self, Current, KryptonOperator, Observed, Older};
-
-    #[test]
-    fn tenants_listed_under_original_schema_are_not_reconciled() {
-        let current = Some(SCHEMA_VERSION);
-        let older = Some(SCHEMA_VERSION - 1);
-        for (previous, schema, expected) in [
-            (Current, None, Current),
-            (Current, Some(current), Current),
-            (Current, Some(Some(SCHEMA_VERSION + 1)), Current),
-            (Current, Some(older), Older),
-            (Current, Some(None), KryptonOperator),
-            (Older, Some(current), Older),
-            (Older, Some(None), KryptonOperator),
-            // The current schema replaced it, but the Tenants have not been listed since.
-            (KryptonOperator, Some(current), KryptonOperator),
-            (KryptonOperator, Some(older), KryptonOperator),
-            (Observed, Some(current), Observed),
-            (Observed, Some(None), KryptonOperator),
-        ] {
-            assert_eq!(
-                TenantListSchema::with_schema(previous, schema),
-                expected,
-                "{previous:?} {schema:?}"
-            );
-        }
-        let is_usable =
-            |listed: TenantListSchema| [true, false].map(|permitted| listed.is_usable(permitted));
-        assert_eq!([Current, Older].map(is_usable), [[true, true]; 2]);
-        assert_eq!(
-            [is_usable(Observed), is_usable(KryptonOperator)],
-            [[false, true], [false, false]]
-        );
     }
 }

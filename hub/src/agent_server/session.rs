@@ -4,12 +4,13 @@
 //! Level-triggered in both directions: a flag marks pending data, and a send uses the latest value. A slow
 //! reader blocks only its own slot.
 
+mod admission;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
 use krypton_crds::edge_cluster::AgentRoots;
 use krypton_proto::v1::{
     self, AgentMessage, HubMessage, agent_message::Kind as FromAgent, hub_message::Kind as FromHub,
@@ -27,16 +28,18 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use tracing::Instrument as _;
 
+pub use self::admission::admit;
+use self::admission::{check_admission, check_cluster, expired, untrusted_root};
 use crate::ca::{AgentCertificate, Authority};
 use crate::edgecluster::credential_expiry::Validity;
 use crate::home_events::{HomeEvents, MemberEvent};
 use crate::leader::Leader;
-use crate::members::agent_keys::{self, KeyStatus};
+use crate::members::MemberRegistry;
+use crate::members::agent_keys;
 use crate::members::arbiter::{AgentDetails, ReporterId, SILENCE};
 use crate::members::deployment_orders::DEPLOYMENTS_MAX;
-use crate::members::member::{Admission, MESSAGE_COST, Member, PublishedState};
+use crate::members::member::{MESSAGE_COST, Member, PublishedState};
 use crate::members::placement_orders::PLACED_MAX;
-use crate::members::{MemberRegistry, NotFound};
 use crate::observe::metrics::{MessageLabels, SessionMetrics};
 use crate::tenants::TENANTS_MAX;
 
@@ -50,9 +53,6 @@ const MAX_CLOCK_SKEW: i64 = 60;
 const OUTGOING: usize = 2;
 /// Longest text in a Hello, in bytes.
 const TEXT_MAX: usize = 253;
-/// The EdgeCluster of a certificate up to this age may be unknown to this hub, because its watch lags or
-/// restarts.
-const NEW_CERTIFICATE_AGE: SignedDuration = SignedDuration::from_secs(60);
 /// After a shutdown of the hub, agents spread their reconnections over this time. By then another hub leads, if
 /// any.
 const AFTER_STOP: Duration = Duration::from_secs(2);
@@ -82,110 +82,7 @@ pub struct Sessions {
 pub(crate) type Outgoing = mpsc::Sender<Result<HubMessage, Status>>;
 pub(crate) type Incoming = mpsc::Receiver<Result<HubMessage, Status>>;
 
-/// Returns the member of a certificate if the hub admits it now. The connection may be older than the current
-/// admission.
-pub fn admit(
-    members: &MemberRegistry,
-    certificate: &AgentCertificate,
-    authority: &Authority,
-) -> Result<Arc<Member>, Status> {
-    let name = &certificate.cluster;
-    let refusal = |reason: &str| {
-        let message =
-            format!("{reason}; run 'kubectl krypton join {name}' and enroll the agent again");
-        match is_new(certificate, clock::wall()) {
-            true => Status::unavailable(format!(
-                "the certificate is new, and this hub may not have listed its EdgeCluster yet. If this persists: {message}"
-            )),
-            false => Status::permission_denied(message),
-        }
-    };
-    let member = members.get(name).map_err(|problem| match problem {
-        NotFound::NotYet => {
-            Status::unavailable("the hub has just started and does not know its members yet")
-        }
-        NotFound::Gone => refusal(&format!("EdgeCluster {name} does not exist")),
-    })?;
-    if member.uid != certificate.uid {
-        let reason = format!("this certificate belongs to a deleted EdgeCluster {name}");
-        return Err(refusal(&reason));
-    }
-    check_admission(&member, certificate, authority)?;
-    Ok(member)
-}
-
-/// Returns whether the certificate is so new that this hub may not have seen its EdgeCluster yet. The clock of
-/// the issuing hub may be ahead by less than `NEW_CERTIFICATE_AGE`.
-fn is_new(certificate: &AgentCertificate, now: Timestamp) -> bool {
-    now.duration_since(certificate.issued()).abs() < NEW_CERTIFICATE_AGE
-}
-
-/// Checks what may have changed since the admission.
-fn check_admission(
-    member: &Member,
-    certificate: &AgentCertificate,
-    authority: &Authority,
-) -> Result<(), Status> {
-    if let Some(reason) = &member.admission.get().refused {
-        return Err(Status::permission_denied(reason.clone()));
-    }
-    if certificate.not_after <= clock::wall() {
-        return Err(expired());
-    }
-    if authority.issuer_of(&certificate.der).is_none() {
-        return Err(untrusted_root(&certificate.cluster));
-    }
-    Ok(())
-}
-
-fn untrusted_root(name: &str) -> Status {
-    Status::unauthenticated(format!(
-        "the agent's certificate is from a root that the hub no longer trusts, because its CA was rotated; run 'kubectl krypton join {name}' and enroll it again"
-    ))
-}
-
-fn expired() -> Status {
-    Status::unauthenticated(
-        "the agent's certificate has expired; run 'kubectl krypton join' and enroll it again",
-    )
-}
-
 impl Sessions {
-    /// Accepts a recorded key of the member. Rejects any other key with an event.
-    pub(crate) fn check_key(
-        &self,
-        member: &Member,
-        certificate: &AgentCertificate,
-    ) -> Result<(), Status> {
-        let now = clock::wall();
-        let keys = member.admission.get().keys;
-        let name = &certificate.cluster;
-        match agent_keys::key_status(keys.as_ref(), &agent_keys::key_of(certificate), now) {
-            KeyStatus::Valid => Ok(()),
-            KeyStatus::Replaced => Err(Status::unavailable(
-                "a newer key has replaced that of this agent's certificate",
-            )),
-            // This hub may not have seen the recorded key yet.
-            KeyStatus::Newer | KeyStatus::Unknown if is_new(certificate, now) => {
-                Err(Status::unavailable(
-                    "the certificate is new, and this hub may not have listed its EdgeCluster yet",
-                ))
-            }
-            KeyStatus::Newer => Ok(()),
-            KeyStatus::Unknown => {
-                let message = agent_keys::refusal(name);
-                self.members.agent_key_refused(name, now);
-                self.events.warn(MemberEvent {
-                    member: name.clone(),
-                    uid: member.uid.clone(),
-                    reason: agent_keys::reason::TWO,
-                    message: message.clone(),
-                });
-                Err(Status::permission_denied(message))
-            }
-        }
-    }
-
     /// Starts a session for an admitted member. The receiver yields the messages to the agent.
     pub(crate) fn start(
         self: &Arc<Self>,
@@ -643,88 +540,11 @@ async fn receive_hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hel
     }
 }
 
-/// Rejects a credential on another cluster than the recorded one: it was copied, or the cluster was rebuilt.
-fn check_cluster(name: &str, admission: &Admission, cluster_uid: &str) -> Result<(), Status> {
-    match &admission.cluster_uid {
-        Some(recorded) if recorded != cluster_uid => Err(Status::failed_precondition(format!(
-            "member {name} is recorded as another cluster: its credential is used on a second one. \
-             If the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
-        ))),
-        _ => Ok(()),
-    }
-}
-
 async fn send(outgoing: &Outgoing, kind: FromHub) -> Result<(), Status> {
     let message = HubMessage { kind: Some(kind) };
     match tokio::time::timeout(HELLO_DEADLINE, outgoing.send(Ok(message))).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) => Err(Status::cancelled("the agent closed the stream")),
         Err(_) => Err(Status::deadline_exceeded("the agent does not read")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use krypton_crds::edge_cluster::AgentKeys;
-    use krypton_types::conditions::{self, Truth};
-
-    use super::*;
-    use crate::edgecluster::status::status;
-    use crate::tenants::PhaseCounts;
-
-    const MEMBER: &str = "edge-1";
-
-    fn certificate(key: &str) -> AgentCertificate {
-        let not_before = clock::wall() - SignedDuration::from_hours(48);
-        AgentCertificate {
-            cluster: MEMBER.to_owned(),
-            uid: "u".to_owned(),
-            not_before,
-            not_after: not_before + SignedDuration::from_hours(96),
-            serial: "01".to_owned(),
-            key: key.to_owned(),
-            der: Arc::default(),
-        }
-    }
-
-    #[test]
-    fn second_key_in_use_reaches_status_and_event() {
-        let (events, mut next_event) = HomeEvents::recording();
-        let sessions = Sessions {
-            members: Arc::default(),
-            metrics: Arc::default(),
-            events,
-            hub_version: String::new(),
-            last_number: AtomicU64::new(0),
-            leader: Leader::always_leading(),
-            stop: CancellationToken::new(),
-            watchdog: Watchdog::default(),
-        };
-        let keys = AgentKeys {
-            current: agent_keys::key_of(&certificate("a")),
-            next: None,
-        };
-        let member = sessions.members.get_or_create(MEMBER, "u");
-        member.admission.send_replace(Admission {
-            keys: Some(keys),
-            ..Admission::default()
-        });
-        let status = || {
-            let facts = sessions.members.observation(MEMBER).unwrap_or_default();
-            let (counts, now) = (PhaseCounts::default(), clock::wall());
-            let status = status(MEMBER, None, &facts, counts, None, 1, now);
-            conditions::find(&status.conditions, agent_keys::ONE_KEY)
-        };
-
-        sessions.check_key(&member, &certificate("a")).unwrap();
-        assert_eq!((status(), next_event()), (None, None));
-        let refused = sessions.check_key(&member, &certificate("b")).unwrap_err();
-        assert_eq!(refused.code(), tonic::Code::PermissionDenied, "{refused:?}");
-        let one_key = status().unwrap();
-        assert_eq!(one_key.truth, Truth::False);
-        assert_eq!(one_key.reason, "TwoKeysInUse");
-        let (reason, message) = next_event().unwrap();
-        assert_eq!(reason, "TwoKeysInUse");
-        assert!(message.contains("voids all older keys"), "{message}");
     }
 }

@@ -1,35 +1,30 @@
 //! Reconciles the status of home's Tenants: reexamines a Tenant after each change, and writes its status if
 //! it differs.
 
+mod requests;
+mod watch_events;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
-use krypton_reconciler::index::tenant_key;
-use krypton_reconciler::status::PHASE_SET;
-use krypton_runtime::call::call;
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::events::{EventRecorder, ObjectEvent};
+use krypton_runtime::events::EventRecorder;
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::watch::Watch;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
-use krypton_types::conditions::Phase;
 use krypton_types::error_chain::chain;
 use krypton_types::names;
-use krypton_types::placed_tenant::{has_placed_finalizer, recorded_placement};
 use krypton_types::tenant::TenantKey;
-use kube::api::{Api, Patch, PatchParams};
+use kube::Client;
+use kube::api::Api;
 use kube::core::DeserializeGuard;
-use kube::runtime::watcher::{self, Config, Event};
-use kube::{Client, CustomResourceExt, Resource, ResourceExt};
-use serde_json::json;
+use kube::runtime::watcher::{self, Config};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::field::Empty;
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 
 use super::index::{TenantIndex, members_in_conditions};
 use super::placement::{self, PlacementDecision, PlacementStep, TenantDeletionCause};
@@ -42,6 +37,8 @@ use crate::tenants::status::{
     DecisionMemory, DecisionTime, TenantSettings, decide, may_have_unnamed,
 };
 
+use requests::{read_crd, record_events, send_write, span};
+
 /// Minimum interval between two checks that write nothing. Many reports change nothing here.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Throttle for each scanned member. In a fleet of 5,000, a Tenant with unnamed members is checked every 5
@@ -51,9 +48,6 @@ const SCAN_COST: Duration = Duration::from_micros(500);
 const WRITERS: usize = 8;
 /// Tenants and reports that one iteration of the loop examines before it yields.
 const STEPS_MAX: usize = 4_096;
-
-/// Retry interval after home's CRD dropped `status.placement`.
-const RECORD_RETRY: Duration = Duration::from_secs(600);
 
 /// One of home's Tenants.
 #[derive(Debug)]
@@ -512,150 +506,6 @@ impl TenantStore {
         }
         self.enqueue_all();
     }
-
-    fn apply_event(
-        &mut self,
-        event: Event<DeserializeGuard<Tenant>>,
-        settings: &TenantSettings,
-        reports: &TenantReports,
-    ) {
-        // The reconciler of the home cluster reports a Tenant that does not decode.
-        let decode = |guard: DeserializeGuard<Tenant>| {
-            let mut tenant = guard.0.ok()?;
-            // Managed fields are larger than the rest of the object, and unused here.
-            tenant.metadata.managed_fields = None;
-            let key = tenant_key(&tenant.metadata)?;
-            let is_watched = settings
-                .namespaces
-                .as_ref()
-                .is_none_or(|namespaces| namespaces.contains(&key.namespace));
-            is_watched.then_some((key, tenant))
-        };
-        match event {
-            Event::Init => {
-                self.listed.clear();
-                self.crd_absent = false;
-            }
-            Event::InitApply(guard) | Event::Apply(guard) => {
-                if let Some((key, tenant)) = decode(guard) {
-                    self.listed.insert(key.clone());
-                    self.put(key, tenant, reports);
-                }
-            }
-            Event::InitDone => {
-                let listed = std::mem::take(&mut self.listed);
-                let gone = self.entries.keys().filter(|key| !listed.contains(key));
-                if let Some(planner) = &mut self.planner {
-                    planner.mark_dirty(gone.clone().cloned());
-                }
-                let gone: Vec<_> = gone.cloned().collect();
-                for key in gone {
-                    self.remove(&key);
-                }
-                self.synced = true;
-                let summarised = self
-                    .entries
-                    .iter()
-                    .filter(|(_, entry)| has_summary(&entry.tenant));
-                reports.set_summarised(summarised.map(|(key, _)| key.clone()).collect());
-            }
-            Event::Delete(guard) => {
-                if let Some((key, _)) = decode(guard) {
-                    self.remove(&key);
-                    reports.set_is_summarised(&key, false);
-                    if let Some(planner) = &mut self.planner {
-                        planner.mark_dirty([key]);
-                    }
-                }
-            }
-        }
-    }
-
-    pub(super) fn put(&mut self, key: TenantKey, tenant: Tenant, reports: &TenantReports) {
-        if self.synced {
-            reports.set_is_summarised(&key, has_summary(&tenant));
-        }
-        let tenant = Arc::new(tenant);
-        let previous = self
-            .entries
-            .get(&key)
-            .map(|entry| Arc::clone(&entry.tenant));
-        self.index.update(&key, previous.as_deref(), Some(&tenant));
-        self.queue.add(key.clone());
-        if let Some(planner) = &mut self.planner {
-            planner.mark_dirty([key.clone()]);
-        }
-        match self.entries.get_mut(&key) {
-            // The Tenant was recreated: the memory belongs to its predecessor.
-            Some(entry) if entry.tenant.metadata.uid != tenant.metadata.uid => {
-                *entry = TenantEntry::new(tenant);
-                self.queue.reset(&key);
-            }
-            Some(entry) => entry.tenant = tenant,
-            None => {
-                self.entries.insert(key, TenantEntry::new(tenant));
-            }
-        }
-    }
-
-    fn remove(&mut self, key: &TenantKey) {
-        if let Some(entry) = self.entries.remove(key) {
-            self.index.update(key, Some(&entry.tenant), None);
-            self.with_unnamed.remove(key);
-        }
-        self.queue.forget(key);
-    }
-
-    /// Stores the written object, unless the watch has delivered a newer one.
-    fn finish_write(
-        &mut self,
-        key: TenantKey,
-        written: FinishedWrite,
-        reports: &TenantReports,
-        now: BootTime,
-    ) {
-        // After a conflict or a success, check again after the throttle.
-        let outcome = match written.outcome {
-            WriteOutcome::Failed => Outcome::Failed,
-            WriteOutcome::Ok | WriteOutcome::Conflict => Outcome::Again(now),
-        };
-        self.queue.done(&key, outcome, now, chance::random());
-        let Some(entry) = self.entries.get_mut(&key) else {
-            return self.queue.forget(&key);
-        };
-        if written.object.is_none() {
-            entry.written_next_steps = None;
-        }
-        if let Some(object) = written
-            .object
-            .as_ref()
-            .filter(|_| written.records_placement)
-        {
-            match recorded_placement(object) {
-                // The next step writes no status, so the throttle does not apply. A user waits for it.
-                Some(_) if !has_placed_finalizer(object) => self.queue.reset(&key),
-                Some(_) => {}
-                None => self.record_dropped_until = Some(BootTime(now.0 + RECORD_RETRY)),
-            }
-        }
-        // Otherwise, the watch has delivered a newer object.
-        let is_newest = entry.version() == written.base_version.as_ref();
-        if let Some(object) = written.object.filter(|_| is_newest) {
-            self.put(key, object, reports);
-        }
-    }
-}
-
-/// Records the events of a write after it succeeded. A rejected write is retried.
-fn record_events(recorder: &EventRecorder, written: &FinishedWrite) {
-    let Some(tenant) = &written.object else {
-        return;
-    };
-    let orphaned = written.orphaned.as_deref().map(orphaned_event);
-    let phase = written.phase.as_deref().map(phase_event);
-    for event in orphaned.into_iter().chain(phase) {
-        recorder.record_event(tenant.object_ref(&()), event);
-    }
 }
 
 /// Returns the reports that decide a Tenant's status, and the number of other members that the decision
@@ -679,144 +529,6 @@ fn reported_view(
         return (view, scanned);
     }
     (view, 0)
-}
-
-fn has_summary(tenant: &Tenant) -> bool {
-    let status = tenant.status.as_ref();
-    status.is_some_and(|status| status.summary.is_some())
-}
-
-/// Reads the CRD to determine why these Tenants were deleted. If the CRD is not being deleted, the users
-/// deleted the Tenants.
-async fn read_crd(
-    client: Client,
-    deletions: UnverifiedDeletions,
-    self_cluster: bool,
-) -> (UnverifiedDeletions, Option<CrdObservation>) {
-    let crds: Api<CustomResourceDefinition> = Api::all(client);
-    let request = crds.get_metadata(Tenant::crd_name());
-    let observation = match call("reading the CRD of Tenants", request).await {
-        Ok(crd) => Some(CrdObservation {
-            cause: match crd.metadata.deletion_timestamp {
-                None => TenantDeletionCause::User,
-                Some(_) if self_cluster => TenantDeletionCause::Crd,
-                Some(_) => TenantDeletionCause::CrdWithoutRestore,
-            },
-            created: crd.metadata.creation_timestamp.map(|time| time.0),
-        }),
-        Err(error) => {
-            tracing::warn!(error = %chain(&error), "deletions of Tenants wait; retrying");
-            None
-        }
-    };
-    (deletions, observation)
-}
-
-fn phase_event(phase: &str) -> ObjectEvent {
-    ObjectEvent {
-        warning: false,
-        reason: PHASE_SET,
-        message: phase.to_owned(),
-    }
-}
-
-fn orphaned_event(message: &str) -> ObjectEvent {
-    ObjectEvent {
-        warning: true,
-        reason: "Orphaned",
-        message: message.to_owned(),
-    }
-}
-
-/// Returns the span of a write. The member is the one that the Tenant names, or home.
-fn span(key: &TenantKey, tenant: &Tenant) -> Span {
-    let member = tenant.referenced_member().unwrap_or(names::SELF_CLUSTER);
-    let generation = tenant.metadata.generation;
-    tracing::error_span!("home", tenant = %key, member, generation, outcome = Empty)
-}
-
-/// Sends one write. It fails with a conflict if the object changed after the decision.
-async fn send_write(
-    client: Client,
-    key: TenantKey,
-    tenant: Arc<Tenant>,
-    write: TenantWrite,
-) -> FinishedWrite {
-    let api: Api<Tenant> = Api::namespaced(client, &key.namespace);
-    let base_version = tenant.metadata.resource_version.clone();
-    let records_placement = matches!(&write, TenantWrite::Status(status) if status.placement.as_ref() != recorded_placement(&tenant));
-    let request = async {
-        let params = PatchParams::default();
-        let metadata_patch = |finalizers: Vec<String>, placed_on: Option<&str>| {
-            let annotations = json!({ names::PLACED_ON_ANNOTATION: placed_on });
-            Patch::Merge(json!({ "metadata": {
-                "resourceVersion": base_version,
-                "finalizers": finalizers,
-                "annotations": annotations,
-            }}))
-        };
-        let mut finalizers = tenant.finalizers().to_vec();
-        match &write {
-            TenantWrite::Status(status) => {
-                let mut patch = json!({
-                    "metadata": { "resourceVersion": base_version },
-                    "status": status,
-                });
-                // A merge patch removes only fields that are null.
-                patch["status"]["summary"] = json!(status.summary);
-                if status.next_steps.is_empty() {
-                    patch["status"]["nextSteps"] = json!(null);
-                }
-                let patch = Patch::Merge(&patch);
-                let call = api.patch_status(&key.name, &params, &patch);
-                call.await
-            }
-            TenantWrite::AddFinalizer(member) => {
-                finalizers.push(names::PLACED_FINALIZER.to_owned());
-                let patch = metadata_patch(finalizers, Some(member));
-                let call = api.patch(&key.name, &params, &patch);
-                call.await
-            }
-            TenantWrite::RemoveFinalizer { .. } => {
-                finalizers.retain(|finalizer| finalizer != names::PLACED_FINALIZER);
-                let patch = metadata_patch(finalizers, None);
-                let call = api.patch(&key.name, &params, &patch);
-                call.await
-            }
-        }
-    };
-    let (object, outcome) = home_writer::write(format!("writing Tenant {key}"), request).await;
-    let object = object.map(|mut tenant| {
-        tenant.metadata.managed_fields = None;
-        tenant
-    });
-    Span::current().record("outcome", outcome.name());
-    let phase = match &write {
-        TenantWrite::Status(status) => new_phase(tenant.status.as_ref(), status),
-        TenantWrite::AddFinalizer(_) | TenantWrite::RemoveFinalizer { .. } => None,
-    };
-    let orphaned = match write {
-        TenantWrite::RemoveFinalizer { orphaned } => orphaned,
-        TenantWrite::Status(_) | TenantWrite::AddFinalizer(_) => None,
-    };
-    FinishedWrite {
-        base_version,
-        object,
-        records_placement,
-        orphaned,
-        phase,
-        outcome,
-    }
-}
-
-/// Returns the phase over all members, if it differs from the recorded one. A new Tenant is Pending.
-fn new_phase(recorded: Option<&TenantStatus>, status: &TenantStatus) -> Option<String> {
-    let pending = Phase::Pending.as_str();
-    let previous = recorded.and_then(|recorded| recorded.phase.as_deref());
-    let phase = status.phase.as_deref();
-    phase
-        .filter(|phase| *phase != previous.unwrap_or(pending))
-        .map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use krypton_hub::tenants::PhaseCounts;
 use prost::Message as _;
+use tonic::Code;
 
 use super::*;
 

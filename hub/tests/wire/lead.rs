@@ -1,7 +1,9 @@
 //! Tests the listener of a hub that does not lead or loses leadership.
 
 use krypton_hub::leader::{Leader, LeaderState, LeaderTerm};
+use krypton_proto::v1::{FetchChartRequest, RenewRequest};
 use krypton_runtime::lease::LeaseTerm;
+use tonic::Code;
 
 use super::*;
 

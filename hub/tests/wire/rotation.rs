@@ -16,13 +16,15 @@ use krypton_hub::ca::{self, SecretData, stage};
 use krypton_hub::edgecluster;
 use krypton_hub::tenants::PhaseCounts;
 use krypton_proto::Bytes;
-use krypton_proto::v1::TrustedRoots;
+use krypton_proto::v1::{RenewRequest, TrustedRoots};
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_types::ca_rotation::{
     self, BlockReason, BlockingMember, RotationPhase, RotationRequest, RotationStep,
 };
+use krypton_types::error_chain::chain;
 use krypton_types::root_digest::RootDigest;
 use kube::Client;
+use tonic::Code;
 
 use super::*;
 

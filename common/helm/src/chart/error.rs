@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use super::ChartRef;
 use super::archive::ArchiveError;
-use super::{ChartRef, DEADLINE};
+use super::load::DEADLINE;
 
 /// Effect of a failed fetch on a Tenant: each variant is a condition reason of krypton-operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

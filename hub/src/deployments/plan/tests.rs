@@ -1,6 +1,6 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use krypton_crds::krypton_deployment::KryptonDeploymentSpec;
-use krypton_types::conditions::ClusterState;
+use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeploymentSpec};
+use krypton_types::conditions::{self, ClusterState, READY};
 use krypton_types::deployment::DeploymentReport;
 
 use super::*;

@@ -2,6 +2,7 @@ use krypton_crds::tenant::TenantSpec;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{ClusterState, State, Truth, reason};
 use krypton_types::tenant::{TenantReport, UpcomingStep, UpcomingStepKind};
+use serde_json::json;
 
 use super::*;
 use crate::members::tenant_reports::{ReportState, Target, TenantReportChanges};
@@ -501,33 +502,6 @@ fn members_known_by_number_only_are_found_again() {
     let summary = status.summary.unwrap();
     assert_eq!((summary.clusters, summary.unknown), (55, 0));
     assert!(store.with_unnamed.is_empty());
-}
-
-#[test]
-fn phase_event_on_home_reports_all_members() {
-    let with_phase = |phase: Option<&str>| TenantStatus {
-        phase: phase.map(str::to_owned),
-        ..TenantStatus::default()
-    };
-    for (before, after, event_phase) in [
-        (None, Some("Pending"), None),
-        (None, Some("Ready"), Some("Ready")),
-        (Some(with_phase(None)), Some("Error"), Some("Error")),
-        (Some(with_phase(Some("Ready"))), Some("Ready"), None),
-        (
-            Some(with_phase(Some("Ready"))),
-            Some("Error"),
-            Some("Error"),
-        ),
-        (
-            Some(with_phase(Some("Ready"))),
-            Some("Pending"),
-            Some("Pending"),
-        ),
-    ] {
-        let phase = new_phase(before.as_ref(), &with_phase(after));
-        assert_eq!(phase.as_deref(), event_phase, "{before:?} {after:?}");
-    }
 }
 
 /// Prints the cost of one change, for `--ignored --nocapture`. Asserts nothing.

@@ -313,12 +313,12 @@ pub const CALLS: &[(&str, &[&str])] = &[
         &["create configmaps", "get configmaps", "replace configmaps"],
     ),
     ("hub/src/leader/pod_label.rs", &["merge pods metadata"]),
+    ("hub/src/tenants/controller.rs", &["watch custom"]),
     (
-        "hub/src/tenants/controller.rs",
+        "hub/src/tenants/controller/requests.rs",
         &[
             "get customresourcedefinitions metadata",
             "merge custom",
-            "watch custom",
             "merge custom/status",
         ],
     ),

@@ -1,0 +1,360 @@
+//! Tests which agents the hub admits: certificates, keys, EdgeClusters and clocks, at the start of a session and
+//! during it.
+
+use krypton_hub::ca::read_agent_certificate;
+use krypton_hub::members::agent_keys;
+use krypton_hub::members::member::Admission;
+use krypton_proto::v1::{RenewRequest, Report, Tenant};
+use krypton_types::error_chain::chain;
+use tonic::Code;
+
+use super::*;
+
+#[tokio::test]
+async fn hub_with_different_ca_is_rejected() {
+    let (ours, other) = (TestHub::new(), TestHub::new().with_members(&names(1)));
+    let port = other.listen(None).await;
+    // Our roots, but the listener of the other hub.
+    let problem = ours
+        .dialer(port.address, "edge-0")
+        .connect()
+        .await
+        .unwrap_err();
+    let message = chain(&problem);
+    assert!(
+        message.contains(&port.address.to_string()) && message.contains("CA"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn agent_of_foreign_authority_is_rejected() {
+    let (ours, other) = (TestHub::new().with_members(&names(1)), TestHub::new());
+    let port = ours.listen(None).await;
+    let credential = other.credential("edge-0", &uid("edge-0"), clock::wall(), DAY);
+    let dialer = ours.dialer_with(port.address, Some(credential));
+    let mut agent = Agent::start(dialer, "a", "c");
+    let reason = link_error(&mut agent).await;
+    assert!(reason.contains("certificate"), "{reason}");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_not_let_in() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let long_ago = clock::wall() - SignedDuration::from_hours(24 * 60);
+    let credential = hub.credential("edge-0", &uid("edge-0"), long_ago, DAY);
+    let mut agent = Agent::start(hub.dialer_with(port.address, Some(credential)), "a", "c");
+    let reason = link_error(&mut agent).await;
+    assert!(reason.contains("expired"), "{reason}");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_session_ends_with_its_certificate() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let credential = hub.credential(
+        "edge-0",
+        &uid("edge-0"),
+        clock::wall(),
+        Duration::from_secs(3),
+    );
+    let dialer = hub.dialer_with(port.address, Some(credential));
+    let mut stream = RawSession::open(&dialer, FromAgent::Hello(hello(1, "0.1.0")))
+        .await
+        .unwrap();
+    let status = stream.closing_status().await;
+    assert!(
+        status.code() == Code::Unauthenticated
+            || status.code() == Code::Unknown
+            || status.code() == Code::Unavailable,
+        "{status:?}"
+    );
+}
+
+#[tokio::test]
+async fn missing_certificate_or_hub_certificate_is_rejected() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let hub_credential = hub.authority.get().hub_credential(clock::wall()).unwrap();
+    for credential in [None, Some(hub_credential)] {
+        let dialer = hub.dialer_with(port.address, credential);
+        let Ok(connection) = dialer.connect().await else {
+            continue;
+        };
+        let mut fleet = connection.fleet();
+        let (_sender, messages) = mpsc::channel::<AgentMessage>(1);
+        let status = fleet
+            .connect(ReceiverStream::new(messages))
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(
+                status.code(),
+                Code::Unauthenticated | Code::Unknown | Code::Unavailable
+            ),
+            "{status:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn stale_or_unknown_member_is_refused_with_remedy() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    for (name, uid) in [("edge-0", "uid-before"), ("edge-7", "uid-of-edge-7")] {
+        let credential = hub.credential(name, uid, an_hour_ago(), DAY);
+        let dialer = hub.dialer_with(port.address, Some(credential));
+        let status = RawSession::open(&dialer, FromAgent::Hello(hello(1, "0.1.0")))
+            .await
+            .err()
+            .expect("a refusal");
+        assert_eq!(status.code(), Code::PermissionDenied);
+        assert!(
+            status.message().contains("kubectl krypton join"),
+            "{status:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn new_enrollment_retries_until_edge_cluster_is_seen() {
+    let mut hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let cases = [
+        // An EdgeCluster recreated, and one created.
+        ("edge-0", "uid-after", 0),
+        ("edge-7", "uid-of-edge-7", 0),
+        // By a hub whose clock is ahead.
+        ("edge-7", "uid-of-edge-7", -30),
+    ];
+    let open = async |hub: &TestHub, (name, uid, age): (&str, &str, i64)| {
+        let issued_at = clock::wall() - SignedDuration::from_secs(age);
+        let credential = hub.credential(name, uid, issued_at, DAY);
+        let dialer = hub.dialer_with(port.address, Some(credential));
+        RawSession::open(&dialer, FromAgent::Hello(hello(1, "0.1.0"))).await
+    };
+    let code = async |hub: &TestHub, case| open(hub, case).await.err().map(|status| status.code());
+    for case in cases {
+        assert_eq!(code(&hub, case).await, Some(Code::Unavailable), "{case:?}");
+    }
+    for age in [120, -3600] {
+        let old = ("edge-7", "uid-of-edge-7", age);
+        assert_eq!(code(&hub, old).await, Some(Code::PermissionDenied), "{age}");
+    }
+    assert_eq!(hub.metrics.sessions.get(), 0);
+    // A member whose EdgeCluster was deleted is rejected, even with a new certificate.
+    hub.members
+        .retain(|_| false, |name| name == "edge-0", |_| true);
+    let deleted = ("edge-0", "uid-of-edge-0", 0);
+    assert_eq!(code(&hub, deleted).await, Some(Code::PermissionDenied));
+
+    hub = hub.with_members(&["edge-7".to_owned()]);
+    let mut stream = open(&hub, cases[1]).await.unwrap();
+    assert!(matches!(
+        stream.receive().await.unwrap(),
+        FromHub::Welcome(_)
+    ));
+}
+
+#[tokio::test]
+async fn agent_session_is_bound_to_member_and_cluster() {
+    let members = names(2);
+    let hub = TestHub::new().with_members(&members);
+    let port = hub.listen(None).await;
+    // Messages contain no member name. A Tenant with the name of a member has no effect.
+    let first = Agent::start(hub.dialer(port.address, "edge-0"), "a", "cluster-0");
+    hub.wait_for_observation("edge-0", |observation| observation.uid.is_some())
+        .await;
+    let mut stream = RawSession::open(
+        &hub.dialer(port.address, "edge-0"),
+        FromAgent::Hello(Hello {
+            replica: "edge-1".to_owned(),
+            ..hello(1, "0.1.0")
+        }),
+    )
+    .await
+    .unwrap();
+    let FromHub::Welcome(_) = stream.receive().await.unwrap() else {
+        panic!("no Welcome")
+    };
+    stream
+        .send(FromAgent::Report(Report {
+            deployments: Vec::new(),
+            placed: Vec::new(),
+            tenants: vec![Tenant {
+                namespace: "edge-1".to_owned(),
+                name: "edge-1".to_owned(),
+                state: None,
+            }],
+            member: Some((&lease_holder_report()).into()),
+            complete: Some(0),
+        }))
+        .await;
+    hub.wait_for_observation("edge-0", |observation| observation.holder.is_some())
+        .await;
+    assert_eq!(hub.members.observation("edge-1"), None);
+    // The member is now recorded with another cluster.
+    let recorded = Admission {
+        refused: None,
+        cluster_uid: Some("cluster-0".to_owned()),
+        keys: None,
+    };
+    hub.members
+        .get("edge-0")
+        .unwrap()
+        .admission
+        .send_replace(recorded);
+    let dialer = hub.dialer(port.address, "edge-0");
+    let mut clone = RawSession::open(&dialer, FromAgent::Hello(hello(1, "0.1.0")))
+        .await
+        .unwrap();
+    let status = clone.closing_status().await;
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(
+        status.message().contains("used on a second one"),
+        "{status:?}"
+    );
+    assert!(!status.message().contains("cluster-0"), "{status:?}");
+    assert!(first.link.get().is_up(), "the established session stays");
+    first.stop().await;
+}
+
+#[tokio::test]
+async fn certificate_renews_for_requesting_member_unless_removed() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let connection = hub.dialer(port.address, "edge-0").connect().await.unwrap();
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    // The hub ignores the subject of the request.
+    let named = rcgen::CertificateParams::new(vec!["edge-1".to_owned()]).unwrap();
+    let request = RenewRequest {
+        certificate_request: named.serialize_request(&key).unwrap().der().to_vec().into(),
+    };
+    let renewed = connection
+        .fleet()
+        .renew(request.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let certificate = read_agent_certificate(TRUST_DOMAIN, &renewed.certificates[0]).unwrap();
+    assert_eq!(certificate.cluster, "edge-0");
+    assert_eq!(certificate.uid, uid("edge-0"));
+    hub.members.retain(|_| false, |_| false, |_| true);
+    let status = connection.fleet().renew(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn stolen_key_is_refused_and_reported_after_renewal() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let mut agent = Agent::start(hub.dialer(port.address, "edge-0"), "a", "c");
+    agent.wait_for_chart("1.0.0").await;
+    // A thief has renewed a copied key.
+    let renewed = hub.credential("edge-0", &uid("edge-0"), an_hour_ago(), DAY);
+    let authority = hub.authority.get();
+    let renewed = read_agent_certificate(authority.trust_domain(), &renewed.certificates[0]);
+    let keys = agent_keys::enrolled(None, agent_keys::key_of(&renewed.unwrap()));
+    let recorded = Admission {
+        keys: Some(keys),
+        ..Admission::default()
+    };
+    let member = hub.members.get("edge-0").unwrap();
+    member.admission.send_replace(recorded);
+    agent.wait_for_link(false).await;
+    let reason = format!("{:?}", agent.link.get());
+    assert!(reason.contains("voids all older keys"), "{reason}");
+    hub.wait_for_observation("edge-0", |observation| observation.key_refused.is_some())
+        .await;
+    agent.stop().await;
+    let dialer = hub.dialer(port.address, "edge-0");
+    let renewal = dialer.connect().await.unwrap();
+    let status = renewal.fleet().renew(RenewRequest::default()).await;
+    assert_eq!(status.unwrap_err().code(), Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn agent_reconnects_with_newer_certificate() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let dialer = hub.dialer(port.address, "edge-0");
+    let mut agent = Agent::start(Arc::clone(&dialer), "a", "c");
+    agent.wait_for_chart("1.0.0").await;
+    let longer = DAY * 2;
+    let credential = hub.credential("edge-0", &uid("edge-0"), clock::wall(), longer);
+    let not_after = clock::wall() + longer - DAY / 2;
+    dialer.renew(tls::client_config(&hub.authority.get().roots(), Some(credential)).unwrap());
+    hub.wait_for_observation("edge-0", |observation| {
+        observation
+            .certificate
+            .is_some_and(|certificate| certificate.not_after > not_after)
+    })
+    .await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn banned_member_is_disconnected_immediately() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let mut agent = Agent::start(hub.dialer(port.address, "edge-0"), "a", "c");
+    agent.wait_for_chart("1.0.0").await;
+    let refused = Admission {
+        refused: Some("spec.banned is set".to_owned()),
+        ..Admission::default()
+    };
+    hub.members
+        .get("edge-0")
+        .unwrap()
+        .admission
+        .send_replace(refused);
+    agent.wait_for_link(false).await;
+    let reason = format!("{:?}", &agent.link.get());
+    assert!(reason.contains("spec.banned"), "{reason}");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn deleted_or_recreated_edge_cluster_disconnects_member() {
+    for is_recreated in [false, true] {
+        let hub = TestHub::new().with_members(&names(1));
+        let port = hub.listen(None).await;
+        let mut agent = Agent::start(hub.dialer(port.address, "edge-0"), "a", "c");
+        agent.wait_for_chart("1.0.0").await;
+        if is_recreated {
+            hub.members.get_or_create("edge-0", "another-uid");
+        } else {
+            hub.members.retain(|_| false, |_| false, |_| true);
+        }
+        agent.wait_for_link(false).await;
+        let reason = format!("{:?}", &agent.link.get());
+        assert!(reason.contains("kubectl krypton join"), "{reason}");
+        agent.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn small_clock_skew_is_harmless_large_is_reported() {
+    for hours in [-1, 1] {
+        let hub =
+            TestHub::with_clock_offset(SignedDuration::from_hours(hours)).with_members(&names(1));
+        let port = hub.listen(None).await;
+        let issued_at = clock::wall() + hub.clock_offset;
+        let credential = hub.credential("edge-0", &uid("edge-0"), issued_at, DAY);
+        let mut agent = Agent::start(hub.dialer_with(port.address, Some(credential)), "a", "c");
+        agent.wait_for_chart("1.0.0").await;
+        agent.stop().await;
+    }
+    let hub = TestHub::with_clock_offset(SignedDuration::from_hours(72)).with_members(&names(1));
+    let port = hub.listen(None).await;
+    let problem = hub
+        .dialer_with(port.address, None)
+        .connect()
+        .await
+        .unwrap_err();
+    let message = chain(&problem);
+    assert!(message.contains("clock"), "{message}");
+}

@@ -1,0 +1,112 @@
+//! Tests which sessions the hub ends: of an incompatible version, with a message that breaks the protocol, or
+//! replaced by a newer session of the same replica.
+
+use krypton_proto::v1::{Applied, Heartbeat, Report, Tenant};
+use tonic::Code;
+
+use super::*;
+
+#[tokio::test]
+async fn incompatible_versions_are_refused_with_remedy() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let cases = [
+        (0, "0.1.0", "protocol"),
+        (9, "0.1.0", "protocol"),
+        (1, "0.9.0", "upgrade the hub"),
+        (1, "latest", "SemVer"),
+    ];
+    for (protocol, version, expected) in cases {
+        let dialer = hub.dialer(port.address, "edge-0");
+        let mut stream = RawSession::open(&dialer, FromAgent::Hello(hello(protocol, version)))
+            .await
+            .unwrap();
+        let status = stream.closing_status().await;
+        assert_eq!(status.code(), Code::FailedPrecondition, "{version}");
+        assert!(status.message().contains(expected), "{status:?}");
+    }
+}
+
+#[tokio::test]
+async fn protocol_violation_ends_only_its_own_session() {
+    let members = names(2);
+    let hub = TestHub::new().with_members(&members);
+    let port = hub.listen(None).await;
+    let mut other = Agent::start(hub.dialer(port.address, "edge-1"), "a", "c");
+    other.wait_for_chart("1.0.0").await;
+    let heartbeat = FromAgent::Heartbeat(Heartbeat {
+        tenants: 0,
+        digest_high: 0,
+        digest_low: 0,
+    });
+    let nameless = FromAgent::Report(Report {
+        deployments: Vec::new(),
+        placed: Vec::new(),
+        tenants: vec![Tenant {
+            namespace: String::new(),
+            name: "t".to_owned(),
+            state: None,
+        }],
+        ..Report::default()
+    });
+    let oversized = FromAgent::Applied(Applied {
+        version: None,
+        digest: "x".repeat(2 << 20),
+    });
+    let dialer = hub.dialer(port.address, "edge-0");
+    let mut not_hello = RawSession::open(&dialer, heartbeat).await.unwrap();
+    assert_eq!(
+        not_hello.closing_status().await.code(),
+        Code::InvalidArgument
+    );
+    for (message, code) in [
+        (nameless, Code::InvalidArgument),
+        (oversized, Code::OutOfRange),
+    ] {
+        let mut stream = RawSession::open(&dialer, FromAgent::Hello(hello(1, "0.1.0")))
+            .await
+            .unwrap();
+        let FromHub::Welcome(_) = stream.receive().await.unwrap() else {
+            panic!("no Welcome")
+        };
+        stream.send(message).await;
+        assert_eq!(stream.closing_status().await.code(), code);
+    }
+    assert!(other.link.get().is_up());
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn newer_session_replaces_only_older_of_same_replica() {
+    let hub = TestHub::new().with_members(&names(1));
+    let port = hub.listen(None).await;
+    let dialer = hub.dialer(port.address, "edge-0");
+    let as_replica = |replica: &str| {
+        let replica = replica.to_owned();
+        FromAgent::Hello(Hello {
+            replica,
+            ..hello(1, "0.1.0")
+        })
+    };
+    let mut other = RawSession::open(&dialer, as_replica("b")).await.unwrap();
+    let mut older = RawSession::open(&dialer, as_replica("a")).await.unwrap();
+    let FromHub::Welcome(_) = older.receive().await.unwrap() else {
+        panic!("no Welcome")
+    };
+    let FromHub::Welcome(_) = other.receive().await.unwrap() else {
+        panic!("no Welcome")
+    };
+    let mut newer = RawSession::open(&dialer, as_replica("a")).await.unwrap();
+    assert_eq!(older.closing_status().await.code(), Code::Aborted);
+    for stream in [&mut newer, &mut other] {
+        let desired = loop {
+            match stream.receive().await.unwrap() {
+                FromHub::Desired(desired) => break desired,
+                FromHub::Welcome(_) => {}
+                message => panic!("{message:?}"),
+            }
+        };
+        assert!(DesiredState::try_from(desired).is_ok());
+    }
+    assert_eq!(hub.metrics.sessions.get(), 2);
+}

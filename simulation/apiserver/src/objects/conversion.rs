@@ -1,0 +1,136 @@
+//! Converts the object of a request to its stored form, and finds the fields that the server does not know.
+
+use serde_json::Value;
+
+use crate::builtin;
+use crate::decoder;
+use crate::meta;
+use crate::resources::Kind;
+use crate::status::{Failure, Outcome};
+
+/// Rejects an object of another kind or version.
+pub(super) fn check_type(kind: &Kind, next: &Value) -> Outcome<()> {
+    let text = |field: &str| next[field].as_str().unwrap_or_default();
+    let (version, name) = (text("apiVersion"), text("kind"));
+    let expected = kind.api_version();
+    let undecodable = |problem: String| {
+        let short_version = version.rsplit('/').next().unwrap_or_default();
+        Err(Failure::bad_request(format!(
+            "{name} in version {short_version:?} cannot be handled as a {}: {problem}",
+            kind.kind
+        )))
+    };
+    if kind.is_custom() {
+        return match name {
+            "" => Err(Failure::bad_request(format!(
+                "the object provided is unrecognized (must be of type {}): Object 'Kind' is missing in '{next}' \
+                 ({next})",
+                kind.kind
+            ))),
+            _ if version != expected => Err(Failure::bad_request(format!(
+                "the API version in the data ({version}) does not match the expected API version ({expected})"
+            ))),
+            name if name != kind.kind => Err(Failure::changed_kind(kind, name, meta::name(next))),
+            _ => Ok(()),
+        };
+    }
+    if !version.is_empty() && version != expected {
+        return undecodable(format!(
+            "no kind {name:?} is registered for version {version:?} in scheme \"pkg/runtime/scheme.go:111\""
+        ));
+    }
+    if !name.is_empty() && name != kind.kind {
+        let group = match kind.group.split('.').next() {
+            None | Some("") => "core",
+            Some(group) => group,
+        };
+        return undecodable(format!(
+            "converting (v1.{name}) to ({group}.{}): unknown conversion",
+            kind.kind
+        ));
+    }
+    Ok(())
+}
+
+/// Converts a client's object to the stored form: known fields only, with defaults of custom resources.
+pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<Vec<String>> {
+    let undecodable = |error: String| {
+        Failure::bad_request(format!(
+            "{} in version {:?} cannot be handled as a {}: {error}",
+            kind.kind, kind.version, kind.kind
+        ))
+    };
+    next["apiVersion"] = kind.api_version().into();
+    next["kind"] = kind.kind.as_str().into();
+    let mut unknown = Vec::new();
+    let input = next["metadata"].clone();
+    builtin::normalize_metadata(next).map_err(undecodable)?;
+    unknown_fields(&input, &next["metadata"], "metadata", &mut unknown);
+    if let Some(problem) = decoder::problem(kind, next) {
+        return Err(undecodable(problem));
+    }
+    if let Some(normalize) = kind.normalize {
+        let metadata = next["metadata"].take();
+        let normalized = normalize(next).map_err(undecodable)?;
+        unknown_fields(next, &normalized, "", &mut unknown);
+        *next = normalized;
+        next["metadata"] = metadata;
+    }
+    if let Some(schema) = &kind.schema {
+        unknown.extend(schema.complete(next));
+    }
+    if let Some(fields) = &kind.fields {
+        fields.complete(next);
+    }
+    Ok(unknown)
+}
+
+/// Returns the problem with unknown fields in a strict request.
+pub(crate) fn strict_problem(unknown: &[String]) -> String {
+    let fields = unknown
+        .iter()
+        .map(|field| format!("unknown field {field:?}"));
+    let fields: Vec<String> = fields.collect();
+    format!("strict decoding error: {}", fields.join(", "))
+}
+
+/// Collects the paths of the fields that the decoder has dropped.
+fn unknown_fields(input: &Value, decoded: &Value, path: &str, unknown: &mut Vec<String>) {
+    let join = |name: &str| match path {
+        "" => name.to_owned(),
+        path => format!("{path}.{name}"),
+    };
+    match (input, decoded) {
+        (Value::Object(input), Value::Object(decoded)) => {
+            for (name, value) in input {
+                let is_empty = match value {
+                    Value::Null => true,
+                    Value::Array(list) => list.is_empty(),
+                    Value::Object(map) => map.is_empty(),
+                    Value::String(text) => text.is_empty(),
+                    _ => false,
+                };
+                match decoded.get(name) {
+                    Some(decoded) => unknown_fields(value, decoded, &join(name), unknown),
+                    None if is_empty || matches!(&**name, "metadata" | "selfLink") => {}
+                    None => unknown.push(join(name)),
+                }
+            }
+        }
+        (Value::Array(input), Value::Array(decoded)) => {
+            for (index, (input, decoded)) in input.iter().zip(decoded).enumerate() {
+                unknown_fields(input, decoded, &format!("{path}[{index}]"), unknown);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Converts a decoded object to its stored form.
+pub(super) fn to_stored_form(kind: &Kind, next: &mut Value) {
+    if kind.group == "events.k8s.io" {
+        crate::render::to_stored_event(next);
+    }
+    builtin::add_empty_fields(kind, next);
+    next["apiVersion"] = kind.stored_api_version.as_str().into();
+}
