@@ -209,6 +209,12 @@ impl Tenant {
         set.or(self.metadata.name.as_deref()).unwrap_or_default()
     }
 
+    /// Returns whether the status summarizes the members instead of listing them.
+    pub fn has_summary(&self) -> bool {
+        let status = self.status.as_ref();
+        status.is_some_and(|status| status.summary.is_some())
+    }
+
     /// Returns the member that `clusterRef` names.
     pub fn referenced_member(&self) -> Option<&str> {
         let secret = self.spec.cluster_ref.as_ref()?.secret_name.as_deref()?;

@@ -361,6 +361,13 @@ impl RawSession {
         self.sender.send(message).await.unwrap();
     }
 
+    /// Receives the response to Hello.
+    async fn receive_welcome(&mut self) {
+        let FromHub::Welcome(_) = self.receive().await.unwrap() else {
+            panic!("no Welcome")
+        };
+    }
+
     /// Returns the next message except the CA's roots, which these tests ignore.
     async fn receive(&mut self) -> Result<FromHub, Status> {
         loop {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::render::one_line;
 
-/// One statement, on a line of its own.
+/// One statement, printed as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
     pub(crate) mark: Mark,

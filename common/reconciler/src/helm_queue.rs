@@ -20,7 +20,7 @@ use crate::owner::OwnerKey;
 use crate::plan::{Action, Attempt};
 use crate::run_loop::Tools;
 
-/// What a Helm run needs. A release whose request changes waits again.
+/// Inputs of a Helm run. A release whose request changes waits again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HelmRequest {
     pub(super) action: Action,

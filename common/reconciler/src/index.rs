@@ -118,8 +118,12 @@ impl Index {
 
     /// Returns true if every watch has listed once. Before that, absence proves nothing.
     pub fn synced(&self) -> bool {
+        self.tenants.synced() && self.others_synced()
+    }
+
+    /// Returns true if all lists but that of Tenants are complete.
+    fn others_synced(&self) -> bool {
         self.crd.synced()
-            && self.tenants.synced()
             && self.revisions.synced()
             && self.workspaces.synced()
             && self.workloads.values().all(WatchStore::synced)
@@ -132,11 +136,7 @@ impl Index {
 
     /// Returns true if everything that exists is listed. Without the CRD there are no Tenants.
     pub fn ready(&self) -> bool {
-        self.crd.synced()
-            && (self.tenants.synced() || self.crd() != Some(CrdState::Present))
-            && self.revisions.synced()
-            && self.workspaces.synced()
-            && self.workloads.values().all(WatchStore::synced)
+        self.others_synced() && (self.tenants.synced() || self.crd() != Some(CrdState::Present))
     }
 
     /// Returns the bound that the objects of the watches exceed. `waiting` keys count too.

@@ -76,7 +76,7 @@ impl LeaderState {
     }
 }
 
-/// What the election knows at one moment.
+/// Inputs of one evaluation of the election.
 #[derive(Debug)]
 pub(super) struct ElectionInput<'a> {
     pub lease: &'a LeaseState,

@@ -53,13 +53,9 @@ impl DecisionMemory {
 
 /// Returns whether the Tenant may have members that are known only as a count.
 pub(super) fn may_have_unnamed(tenant: &Tenant, memory: &DecisionMemory) -> bool {
-    let has_summary = || {
-        let status = tenant.status.as_ref();
-        status.is_some_and(|status| status.summary.is_some())
-    };
     memory
         .unnamed
-        .map_or_else(has_summary, |unnamed| unnamed.missing > 0)
+        .map_or_else(|| tenant.has_summary(), |unnamed| unnamed.missing > 0)
 }
 
 /// The time of a decision.

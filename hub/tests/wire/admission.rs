@@ -153,10 +153,7 @@ async fn new_enrollment_retries_until_edge_cluster_is_seen() {
 
     hub = hub.with_members(&["edge-7".to_owned()]);
     let mut stream = open(&hub, cases[1]).await.unwrap();
-    assert!(matches!(
-        stream.receive().await.unwrap(),
-        FromHub::Welcome(_)
-    ));
+    stream.receive_welcome().await;
 }
 
 #[tokio::test]
@@ -177,9 +174,7 @@ async fn agent_session_is_bound_to_member_and_cluster() {
     )
     .await
     .unwrap();
-    let FromHub::Welcome(_) = stream.receive().await.unwrap() else {
-        panic!("no Welcome")
-    };
+    stream.receive_welcome().await;
     stream
         .send(FromAgent::Report(Report {
             deployments: Vec::new(),

@@ -71,10 +71,7 @@ async fn standby_rejects_agents_and_names_leader() {
 
     state.send_replace(LeaderState::Leading(leader_term(2)));
     let mut stream = RawSession::open(&dialer, first_message()).await.unwrap();
-    assert!(matches!(
-        stream.receive().await.unwrap(),
-        FromHub::Welcome(_)
-    ));
+    stream.receive_welcome().await;
 }
 
 #[tokio::test]
@@ -93,10 +90,7 @@ async fn session_survives_unconfirmed_lead_but_not_loss() {
     let mut second = RawSession::open(&dialer, FromAgent::Hello(other))
         .await
         .unwrap();
-    assert!(matches!(
-        second.receive().await.unwrap(),
-        FromHub::Welcome(_)
-    ));
+    second.receive_welcome().await;
     state.send_replace(LeaderState::Leading(leader_term(1)));
 
     state.send_replace(standby());
@@ -106,10 +100,7 @@ async fn session_survives_unconfirmed_lead_but_not_loss() {
     }
     state.send_replace(LeaderState::Leading(leader_term(3)));
     let mut again = RawSession::open(&dialer, first_message()).await.unwrap();
-    assert!(matches!(
-        again.receive().await.unwrap(),
-        FromHub::Welcome(_)
-    ));
+    again.receive_welcome().await;
     // On a shutdown, the stop token drains the session, not the leader state.
     state.send_replace(LeaderState::Leaving);
     let late = RawSession::open(&dialer, first_message())

@@ -37,6 +37,17 @@ fn no_member() -> (u16, Value) {
     failure(404, "NotFound", "edgeclusters \"edge-1\" not found")
 }
 
+/// A server whose hub names its address, without a member of the name.
+async fn joinable_server() -> FakeApiServer {
+    FakeApiServer::with_responses(vec![
+        join_info("hub:1"),
+        no_pods(),
+        no_member(),
+        created_secret(),
+    ])
+    .await
+}
+
 #[tokio::test]
 async fn join_prints_bundle_and_next_command() {
     let info = join_info("hub:7443\n10.0.0.1:7443");
@@ -96,13 +107,7 @@ async fn join_searches_candidate_namespaces_for_hub() {
     .await;
     server.run(&["join", "edge-1"]).await.unwrap();
     assert!(server.uris()[4].contains("/krypton/secrets"));
-    let server = FakeApiServer::with_responses(vec![
-        join_info("hub:1"),
-        no_pods(),
-        no_member(),
-        created_secret(),
-    ])
-    .await;
+    let server = joinable_server().await;
     server.run(&["join", "edge-1", "-n", "hub"]).await.unwrap();
     assert!(server.uris()[3].contains("/hub/secrets"));
 
@@ -161,13 +166,7 @@ async fn join_requires_published_or_explicit_address() {
         text.contains("--advertise=HOST:PORT") && text.contains("--address HOST:PORT"),
         "{text}"
     );
-    let server = FakeApiServer::with_responses(vec![
-        join_info("hub:1"),
-        no_pods(),
-        no_member(),
-        created_secret(),
-    ])
-    .await;
+    let server = joinable_server().await;
     let args = [
         "join",
         "edge-1",

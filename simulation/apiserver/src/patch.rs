@@ -48,13 +48,7 @@ impl ApiServer {
         write: Write,
     ) -> Outcome<(Arc<Value>, u16)> {
         check_patch_options(request)?;
-        let content_type = request
-            .content_type
-            .split(';')
-            .next()
-            .unwrap_or_default()
-            .trim();
-        match content_type {
+        match request.media_type() {
             "application/merge-patch+json" => self.merge_patch(request, &write),
             "application/apply-patch+yaml" => self.apply_patch(request, write),
             "application/json-patch+json" => Err(Failure::not_modelled("JSON patches")),

@@ -218,14 +218,15 @@ impl<'a> ApiRequest<'a> {
         ))
     }
 
+    /// Returns the content type without its parameters.
+    pub(crate) fn media_type(&self) -> &str {
+        let media_type = self.content_type.split(';').next();
+        media_type.unwrap_or_default().trim()
+    }
+
     /// Fails for a media type that the model doesn't read.
     pub(crate) fn check_content_type(&self) -> Outcome<()> {
-        let content_type = self
-            .content_type
-            .split(';')
-            .next()
-            .unwrap_or_default()
-            .trim();
+        let content_type = self.media_type();
         match content_type {
             "" | "application/json" => Ok(()),
             "application/yaml" | "application/vnd.kubernetes.protobuf" | "application/cbor" => Err(

@@ -154,7 +154,7 @@ impl TenantReports {
         view
     }
 
-    /// Counts the members that have reported everything except this Tenant, without those that are recorded.
+    /// Counts the unrecorded members whose complete report does not contain this Tenant.
     pub(crate) fn count_without(
         &self,
         key: &TenantKey,

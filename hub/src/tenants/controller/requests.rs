@@ -71,20 +71,17 @@ pub(super) async fn send_write(
                     patch["status"]["nextSteps"] = json!(null);
                 }
                 let patch = Patch::Merge(&patch);
-                let call = api.patch_status(&key.name, &params, &patch);
-                call.await
+                api.patch_status(&key.name, &params, &patch).await
             }
             TenantWrite::AddFinalizer(member) => {
                 finalizers.push(names::PLACED_FINALIZER.to_owned());
                 let patch = metadata_patch(finalizers, Some(member));
-                let call = api.patch(&key.name, &params, &patch);
-                call.await
+                api.patch(&key.name, &params, &patch).await
             }
             TenantWrite::RemoveFinalizer { .. } => {
                 finalizers.retain(|finalizer| finalizer != names::PLACED_FINALIZER);
                 let patch = metadata_patch(finalizers, None);
-                let call = api.patch(&key.name, &params, &patch);
-                call.await
+                api.patch(&key.name, &params, &patch).await
             }
         }
     };

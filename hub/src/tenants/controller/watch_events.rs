@@ -56,7 +56,7 @@ impl TenantStore {
                 let summarised = self
                     .entries
                     .iter()
-                    .filter(|(_, entry)| has_summary(&entry.tenant));
+                    .filter(|(_, entry)| entry.tenant.has_summary());
                 reports.set_summarised(summarised.map(|(key, _)| key.clone()).collect());
             }
             Event::Delete(guard) => {
@@ -78,7 +78,7 @@ impl TenantStore {
         reports: &TenantReports,
     ) {
         if self.synced {
-            reports.set_is_summarised(&key, has_summary(&tenant));
+            reports.set_is_summarised(&key, tenant.has_summary());
         }
         let tenant = Arc::new(tenant);
         let previous = self
@@ -110,9 +110,4 @@ impl TenantStore {
         }
         self.queue.forget(key);
     }
-}
-
-fn has_summary(tenant: &Tenant) -> bool {
-    let status = tenant.status.as_ref();
-    status.is_some_and(|status| status.summary.is_some())
 }

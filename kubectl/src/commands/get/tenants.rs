@@ -59,8 +59,7 @@ pub(crate) fn tenants_table(objects: &[Value], view: View) -> Table {
 
 /// Returns whether the Tenant's status omits clusters, whose EdgeClusters then list the Tenant.
 pub(crate) fn is_summary(object: &Value) -> bool {
-    let status = decode::<Tenant>(object).and_then(|tenant| tenant.status);
-    status.is_some_and(|status| status.summary.is_some())
+    decode::<Tenant>(object).is_some_and(|tenant| tenant.has_summary())
 }
 
 /// One Tenant with a line for each cluster: from its own status, and otherwise from `members`, the EdgeClusters of the
