@@ -39,10 +39,13 @@ beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$too
 # Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help demo test placed members fuzz check fmt tools images e2e-kind bench shipped soak sim nightly deny console run run-pid stop clean rust
+.PHONY: help build demo test placed members fuzz check fmt tidy tools images e2e-kind bench shipped soak sim nightly deny console run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+build: rust ## Build the programs for this machine, unoptimized
+	$(binaries) $(debug)
 
 demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; stop with Ctrl-C (DEMO_ARGS=--exit: exit after the last step)
 	$(call beside_tools,build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok,$(binaries) $(debug))
@@ -74,6 +77,8 @@ check: rust ## Check formatting and lints; any warning is an error
 
 fmt: rust ## Format the code
 	cargo fmt --all
+
+tidy: fmt
 
 tools: ## Build the local Kubernetes into a cache outside the checkout (once, about 13 minutes)
 	@hack/tools/tools.sh >/dev/null

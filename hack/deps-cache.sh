@@ -9,7 +9,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-key=$({ rustc -Vv; cat Cargo.lock Cargo.toml {common/*,simulation/*,*}/Cargo.toml .cargo/config.toml fuzz/Cargo.lock; } | sha256sum | cut -c1-12)
+# The compiler, and all that decides how it compiles a dependency.
+dependencies() {
+  cargo tree --locked "$@" --edges normal,build,dev --prefix none --format '{p} {f}' | sed 's/ (\*)$//' | grep -v " ($PWD" | sort -u
+}
+key=$({ rustc -Vv && cat .cargo/config.toml && sed -n '/^\[profile/,$p' Cargo.toml fuzz/Cargo.toml &&
+  dependencies --workspace --features simulation && dependencies --manifest-path fuzz/Cargo.toml; } | sha256sum | cut -c1-12)
 caches=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/dependencies
 cache=$caches/$key
 target=${CARGO_TARGET_DIR:-target}/debug
