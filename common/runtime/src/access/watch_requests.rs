@@ -6,10 +6,12 @@
 //! The kube crate treats every end of a connection as the regular timeout of a watch, and resumes at the last
 //! `resourceVersion`. But an API server also ends its watches when etcd is restored from a backup. The version
 //! is then in the future, and the server sends nothing until it is reached. After an error, the caller lists
-//! again.
+//! again. So a watch that waits for its start fails too if another one ends early meanwhile: its list can be from
+//! before the restore.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -35,6 +37,8 @@ type NextStarts = Arc<Mutex<BTreeMap<String, Instant>>>;
 #[derive(Clone, Debug, Default)]
 pub(super) struct WatchLayer {
     next_starts: NextStarts,
+    /// Number of watches that ended early.
+    early_ends: Arc<AtomicU64>,
 }
 
 impl<S> Layer<S> for WatchLayer {
@@ -44,6 +48,7 @@ impl<S> Layer<S> for WatchLayer {
         WatchService {
             inner,
             next_starts: Arc::clone(&self.next_starts),
+            early_ends: Arc::clone(&self.early_ends),
         }
     }
 }
@@ -52,6 +57,7 @@ impl<S> Layer<S> for WatchLayer {
 pub(super) struct WatchService<S> {
     inner: S,
     next_starts: NextStarts,
+    early_ends: Arc<AtomicU64>,
 }
 
 impl<S, A, B> Service<Request<A>> for WatchService<S>
@@ -71,6 +77,8 @@ where
     fn call(&mut self, request: Request<A>) -> Self::Future {
         let start = watch_key(request.uri()).map(|key| self.reserve_start(key));
         let timeout = timeout(request.uri());
+        let early_ends = Arc::clone(&self.early_ends);
+        let known_ends = early_ends.load(Ordering::Relaxed);
         // The future does nothing before its first poll.
         let response_future = self.inner.call(request);
         Box::pin(async move {
@@ -80,9 +88,13 @@ where
                 return Ok(response.map(|inner| WatchBody {
                     inner,
                     earliest_end,
+                    early_ends,
                 }));
             };
             sleep_until(start).await;
+            if early_ends.load(Ordering::Relaxed) != known_ends {
+                return Err(WatchEndedEarly.into());
+            }
             let started = Instant::now();
             let head = timeout_at(started + START_TIMEOUT, response_future).await;
             let response = head.map_err(|_| WatchNotStarted)?.map_err(Into::into)?;
@@ -93,6 +105,7 @@ where
             Ok(response.map(|inner| WatchBody {
                 inner,
                 earliest_end,
+                early_ends,
             }))
         })
     }
@@ -114,6 +127,7 @@ pub(super) struct WatchBody<B> {
     inner: B,
     /// Earliest regular end. `None` if any end is regular.
     earliest_end: Option<Instant>,
+    early_ends: Arc<AtomicU64>,
 }
 
 impl<B> Body for WatchBody<B>
@@ -137,6 +151,7 @@ where
             // Without the cause, which kube may take for a regular end.
             _ if is_early => {
                 self.earliest_end = None;
+                self.early_ends.fetch_add(1, Ordering::Relaxed);
                 Some(Err(WatchEndedEarly.into()))
             }
             Some(Err(error)) => Some(Err(error.into())),
@@ -243,6 +258,22 @@ mod tests {
             .await
             .unwrap();
         assert_eq!(again.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_watch_fails_after_early_end() {
+        let service = tower::service_fn(|_: Request<()>| async {
+            Ok::<_, std::io::Error>(Response::new(axum::body::Body::empty()))
+        });
+        let mut service = WatchLayer::default().layer(service);
+        let watch = || request("/api/v1/secrets?watch=true&timeoutSeconds=290");
+        let first = service.call(watch()).await.unwrap();
+        let waiting = service.call(watch());
+        let body = axum::body::Body::new(first.into_body());
+        assert!(axum::body::to_bytes(body, 100).await.is_err());
+        let result = waiting.await;
+        assert!(result.is_err_and(|error| error.is::<WatchEndedEarly>()));
+        assert!(service.call(watch()).await.is_ok());
     }
 
     /// Returns whether a body that sends one line and then ends `after` this time fails.
