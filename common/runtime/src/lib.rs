@@ -13,6 +13,7 @@ pub mod chance;
 pub mod clock;
 pub mod cluster;
 pub mod crd;
+pub mod dial;
 pub mod events;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

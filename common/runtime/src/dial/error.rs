@@ -100,7 +100,8 @@ pub enum DialError {
 }
 
 impl DialError {
-    pub(super) fn from_failures(mut failures: Vec<Self>) -> Self {
+    /// Combines the errors of all addresses.
+    pub fn from_failures(mut failures: Vec<Self>) -> Self {
         match failures.len() {
             0 => Self::NoAddress,
             1 => failures.remove(0),
@@ -148,7 +149,8 @@ impl DialError {
         }
     }
 
-    pub(super) fn from_alert(address: &str, alert: AlertDescription) -> Self {
+    /// Returns the error for the TLS alert with which the hub closed a connection.
+    pub fn from_alert(address: &str, alert: AlertDescription) -> Self {
         let address = address.to_owned();
         match alert {
             AlertDescription::CertificateExpired => Self::OursExpired(address),

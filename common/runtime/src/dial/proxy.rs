@@ -9,12 +9,12 @@ use http::Uri;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::TokioIo;
-use krypton_runtime::admin::{AdminError, BindAddress};
-use krypton_runtime::net::{HttpProxy, Listener, Network, Stream, Tcp};
 use tower::{Service as _, service_fn};
 
 use super::error::DialError;
 use super::{HANDSHAKE_TIMEOUT, connect_any, resolve};
+use crate::admin::{AdminError, BindAddress};
+use crate::net::{HttpProxy, Listener, Network, Stream, Tcp};
 
 /// The network of the machine, with the proxies of HTTPS_PROXY, ALL_PROXY and NO_PROXY.
 #[derive(Debug)]
