@@ -368,16 +368,19 @@ has_debug_lines() { # home|edge NAMESPACE POD
 }
 # debug_port home|edge NAMESPACE hub|agent FILE PATTERN: changes the log level, and checks a file of a support bundle.
 debug_port() {
-  local kubeconfig=$work/$1.kubeconfig said pod bundle=$work/support-$1 file
-  said=$(kubectl krypton log-level "$3" debug --for 5m -n "$2" --kubeconfig "$kubeconfig") || fail "log-level $3: $said"
+  local kubeconfig=$work/$1.kubeconfig said pod bundle=$work/support-$1 file namespace=(-n "$2")
+  if [ "$3" = hub ]; then
+    namespace=(--hub-namespace "$2")
+  fi
+  said=$(kubectl krypton log-level "$3" debug --for 5m "${namespace[@]}" --kubeconfig "$kubeconfig") || fail "log-level $3: $said"
   pod=${said%%:*}
   [[ $said == "krypton-$3-"*": debug until "*", then "* ]] || fail "log-level $3 printed '$said'"
   until_true "debug lines in the log of $pod" has_debug_lines "$1" "$2" "$pod"
-  kubectl krypton log-level "$3" info --for 0 -n "$2" --kubeconfig "$kubeconfig" >/dev/null
-  said=$(kubectl krypton log-level "$3" -n "$2" --kubeconfig "$kubeconfig")
+  kubectl krypton log-level "$3" info --for 0 "${namespace[@]}" --kubeconfig "$kubeconfig" >/dev/null
+  said=$(kubectl krypton log-level "$3" "${namespace[@]}" --kubeconfig "$kubeconfig")
   log "$said; the log has debug lines"
   rm -rf "$bundle" "$bundle.tar.gz"
-  kubectl krypton support-bundle --file "$bundle.tar.gz" -n "$2" --kubeconfig "$kubeconfig" >/dev/null
+  kubectl krypton support-bundle --file "$bundle.tar.gz" "${namespace[@]}" --kubeconfig "$kubeconfig" >/dev/null
   mkdir "$bundle"
   tar -xzf "$bundle.tar.gz" -C "$bundle"
   file=$bundle/krypton-support/$2/debug/$pod.$4

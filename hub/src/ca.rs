@@ -22,6 +22,7 @@ use krypton_types::ca_rotation::RotationPhase;
 use krypton_types::names::CA_SECRET;
 use krypton_types::root_digest::RootDigest;
 use krypton_types::spiffe::SpiffeId;
+use krypton_types::validity::BACK_DATED;
 use kube::Client;
 use kube::api::{Api, PostParams};
 use rcgen::string::PrintableString;
@@ -38,19 +39,16 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 pub use certificate::{AgentCertificate, CertificateError, read_agent_certificate};
 pub use csr::{REQUEST_MAX_BYTES, RequestError, public_key_digest};
 pub use current::CurrentAuthority;
+pub use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 pub use phase::{announce, finish, stage, switch};
 
 const CERTIFICATE_KEY: &str = "ca.crt";
 const PRIVATE_KEY_KEY: &str = "ca.key";
 const TRUST_DOMAIN_KEY: &str = "trust-domain";
 
-/// Lifetime of an agent's certificate. Agents renew it well before it expires.
-pub const AGENT_CERTIFICATE_LIFE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Lifetime of the hub's own certificate.
 pub const HUB_CERTIFICATE_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
-/// Tolerates clock skew between edge clusters and the hub.
-pub(crate) const BACK_DATED: Duration = Duration::from_secs(24 * 60 * 60);
 /// Attempts to read or create the Secret. Limits the retries if another client keeps creating and deleting
 /// it.
 const TRIES: usize = 3;

@@ -1,18 +1,20 @@
 //! `kubectl krypton check`: checks the home cluster, the hub and each member, or whether Krypton can be installed.
 
+mod clock;
+mod edge;
 mod findings;
+mod rights;
+
+use std::path::PathBuf;
 
 use clap::Args;
 use futures::future::join_all;
 use jiff::Timestamp;
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
-};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_types::names::namespace_name;
-use kube::api::PostParams;
+use krypton_types::join_bundle::roots_in;
+use krypton_types::validity::Validity;
 use kube::{Api, ResourceExt as _};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::error::KubectlError;
 use crate::explain::sources::{Lookup, leader_lease, lookup};
@@ -20,44 +22,46 @@ use crate::home::{Connection, Target, search};
 use crate::join_info;
 use crate::kind::Kind;
 use crate::objects::Scope;
+use crate::program::{Program, pods_of};
 use crate::render::{CommandOutput, OutputFormat, encode};
 use crate::statement::{self, Line, Mark, StatementFormat};
+use clock::LocalClock;
+
+pub(crate) use edge::connection_defect;
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Check {
     /// Check before an installation: the version of Kubernetes, your rights, and CRDs that exist already
     #[arg(long)]
     pre: bool,
-    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name, conflicts_with = "pre")]
-    namespace: Option<String>,
+    /// Check before a cluster joins, with the join bundle in this file: the cluster, the bundle, and the connection from
+    /// this machine to the hub
+    #[arg(long, value_name = "FILE", conflicts_with = "pre")]
+    bundle: Option<PathBuf>,
     /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]
     output: Option<StatementFormat>,
 }
-
-/// API groups and resources of the charts' objects. The user who installs the charts creates them.
-const CHART_RESOURCES: [(&str, &str); 9] = [
-    ("", "namespaces"),
-    ("", "secrets"),
-    ("", "serviceaccounts"),
-    ("", "services"),
-    ("apps", "deployments"),
-    ("apiextensions.k8s.io", "customresourcedefinitions"),
-    ("rbac.authorization.k8s.io", "clusterroles"),
-    ("rbac.authorization.k8s.io", "clusterrolebindings"),
-    ("rbac.authorization.k8s.io", "rolebindings"),
-];
 
 pub(super) async fn run(
     args: Check,
     target: &Target<'_>,
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
+    let clock = LocalClock::start(now);
+    let bundle = args.bundle.as_deref().map(edge::read).transpose()?;
     let cluster = target.connect().await?;
-    let lines = match args.pre {
-        true => check_before_installation(&cluster).await,
-        false => check_installation(&cluster, args.namespace.as_deref(), now).await,
+    let lines = match &bundle {
+        Some(bundle) => {
+            let mut lines = check_before_installation(&cluster, Program::Agent, Some(clock)).await;
+            lines.extend(Box::pin(edge::check(bundle, target.env, now)).await);
+            lines
+        }
+        None if args.pre => check_before_installation(&cluster, Program::Hub, Some(clock)).await,
+        None => {
+            let hub_namespace = target.args.hub_namespace.as_deref();
+            check_installation(&cluster, hub_namespace, clock, now).await
+        }
     };
     let has_failed = has_failed(&lines);
     let output = CommandOutput::stdout(match args.output {
@@ -79,9 +83,12 @@ fn has_failed(lines: &[Line]) -> bool {
     lines.iter().any(is_defect)
 }
 
-/// Fails with the lines if the charts cannot be installed on a cluster.
-pub(crate) async fn ensure_installable(cluster: &Connection) -> Result<(), KubectlError> {
-    let lines = check_before_installation(cluster).await;
+/// Fails with the lines if the program's chart cannot be installed on a cluster.
+pub(crate) async fn ensure_installable(
+    cluster: &Connection,
+    program: Program,
+) -> Result<(), KubectlError> {
+    let lines = check_before_installation(cluster, program, None).await;
     match has_failed(&lines) {
         true => Err(KubectlError::ChecksFailed {
             output: CommandOutput {
@@ -96,13 +103,15 @@ pub(crate) async fn ensure_installable(cluster: &Connection) -> Result<(), Kubec
     }
 }
 
-/// Whether the charts can be installed on a cluster.
-async fn check_before_installation(cluster: &Connection) -> Vec<Line> {
-    check_cluster(cluster, async {
-        let rights = CHART_RESOURCES
-            .map(async |(group, resource)| (resource, may_create(cluster, group, resource).await));
-        let (crds, rights) =
-            Box::pin(futures::future::join(read_crds(cluster), join_all(rights))).await;
+/// Whether the program's chart can be installed on a cluster.
+async fn check_before_installation(
+    cluster: &Connection,
+    program: Program,
+    clock: Option<LocalClock>,
+) -> Vec<Line> {
+    check_cluster(cluster, clock, async {
+        let rights = rights::of_user(cluster, program);
+        let (crds, rights) = Box::pin(futures::future::join(read_crds(cluster), rights)).await;
         let mut lines = vec![findings::rights(&rights)];
         lines.extend(findings::crds_of_original(&crds));
         lines
@@ -112,19 +121,20 @@ async fn check_before_installation(cluster: &Connection) -> Vec<Line> {
 
 async fn check_installation(
     home: &Connection,
-    namespace: Option<&str>,
+    hub_namespace: Option<&str>,
+    clock: LocalClock,
     now: Timestamp,
 ) -> Vec<Line> {
-    let namespaces = home.hub_namespaces(namespace);
+    let namespaces = home.hub_namespaces(hub_namespace);
     let info = search(&namespaces, async |namespace| {
         join_info::read(home, namespace).await
     });
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-    check_cluster(home, async {
+    check_cluster(home, Some(clock), async {
         let (crds, (lease, searched_namespaces), info, members) = Box::pin(async {
             tokio::join!(
                 read_crds(home),
-                leader_lease(namespace, home),
+                leader_lease(hub_namespace, home),
                 info,
                 members.list_values()
             )
@@ -132,7 +142,12 @@ async fn check_installation(
         .await;
         let mut lines = findings::crds(&crds);
         lines.extend(findings::leader(&lease, &searched_namespaces, now));
-        let hub_version = info.ok().flatten().map(|(_, info)| info.version);
+        lines.extend(Box::pin(check_hub(home, &searched_namespaces, now)).await);
+        let info = info.ok().flatten().map(|(_, info)| info);
+        if let Some(info) = &info {
+            lines.extend(findings::authority(&validities(&info.ca_pem), now));
+        }
+        let hub_version = info.map(|info| info.version);
         lines.extend(hub_version.as_deref().map(findings::hub_version));
         lines.extend(findings::members(&members, hub_version.as_deref(), now));
         lines
@@ -140,15 +155,52 @@ async fn check_installation(
     .await
 }
 
-/// Adds the version of Kubernetes to the other lines. If the API server does not respond, omits them: they would all
-/// fail for the same reason.
+/// Checks the hub's pods and the rights of their account.
+async fn check_hub(home: &Connection, namespaces: &[String], now: Timestamp) -> Vec<Line> {
+    let pods = search(namespaces, async |namespace| {
+        let pods = pods_of(home, namespace, Program::Hub).await?;
+        Ok((!pods.is_empty()).then_some(pods))
+    })
+    .await;
+    let mut lines = findings::pods(&pods, now);
+    if let Ok(Some((namespace, pods))) = &pods
+        && let Some(account) = pods.iter().find_map(account_of)
+    {
+        let rights = rights::of_hub(home, namespace, account).await;
+        let account = format!("{namespace}/{account}");
+        lines.push(findings::hub_rights(&account, &rights));
+    }
+    lines
+}
+
+/// Returns the pod's service account.
+fn account_of(pod: &Value) -> Option<&str> {
+    pod.pointer("/spec/serviceAccountName")?.as_str()
+}
+
+/// Returns the validity of each certificate in a PEM.
+fn validities(pem: &str) -> Vec<Validity> {
+    let roots = roots_in(pem).unwrap_or_default();
+    let validities = roots
+        .iter()
+        .filter_map(|root| Validity::of_certificate(root));
+    validities.collect()
+}
+
+/// Adds the version of Kubernetes to the other lines, and how its clock differs from `clock`. If the API server does
+/// not respond, omits the others: they would all fail for the same reason.
 async fn check_cluster(
     cluster: &Connection,
+    clock: Option<LocalClock>,
     other_checks: impl Future<Output = Vec<Line>>,
 ) -> Vec<Line> {
-    let version = lookup("get /version", cluster.client.apiserver_version()).await;
+    let version = lookup(cluster, "get /version", cluster.client.apiserver_version()).await;
     let mut lines = vec![findings::kubernetes(&version)];
     if !matches!(version, Lookup::Failed(_)) {
+        if let Some(clock) = clock {
+            let ahead = clock::ahead(cluster, clock).await;
+            lines.extend(ahead.map(findings::clock));
+        }
         lines.extend(Box::pin(other_checks).await);
     }
     lines
@@ -159,31 +211,8 @@ async fn read_crds(cluster: &Connection) -> Vec<(String, Lookup<CustomResourceDe
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let lookups = krypton_crds::all().into_iter().map(async |crd| {
         let name = crd.name_any();
-        let crd_lookup = lookup("get customresourcedefinitions", api.get(&name)).await;
+        let crd_lookup = lookup(cluster, "get customresourcedefinitions", api.get(&name)).await;
         (name, crd_lookup)
     });
     join_all(lookups).await
-}
-
-async fn may_create(cluster: &Connection, group: &str, resource: &str) -> Lookup<bool> {
-    let attributes = ResourceAttributes {
-        group: Some(group.to_owned()),
-        resource: Some(resource.to_owned()),
-        verb: Some("create".to_owned()),
-        ..ResourceAttributes::default()
-    };
-    let review = SelfSubjectAccessReview {
-        spec: SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(attributes),
-            ..SelfSubjectAccessReviewSpec::default()
-        },
-        ..SelfSubjectAccessReview::default()
-    };
-    let reviews: Api<SelfSubjectAccessReview> = Api::all(cluster.client.clone());
-    lookup("create selfsubjectaccessreviews", async {
-        let params = PostParams::default();
-        let review = reviews.create(&params, &review).await?;
-        Ok(review.status.is_some_and(|status| status.allowed))
-    })
-    .await
 }

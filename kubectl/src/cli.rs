@@ -36,7 +36,7 @@ pub struct Cli {
 enum Command {
     /// Print a table of clusters, Tenants or KryptonDeployments
     Get(get::Get),
-    /// Explain the state of a Tenant and the next step, from the home cluster to each member
+    /// Explain the state of a Tenant, KryptonDeployment or cluster, and the next step
     Explain(explain::Explain),
     /// Check the home cluster, the hub and each member, or whether Krypton can be installed
     Check(check::Check),
@@ -66,12 +66,23 @@ enum Command {
     RotateCa(rotate_ca::RotateCa),
     /// Show the log filter of hub or agent, or change it temporarily
     LogLevel(log_level::LogLevel),
-    /// Create KryptonDeployments from the CryptoEdgeDeployments of krypton-operator, which stay unchanged
+    /// Create KryptonDeployments from the CryptoEdgeDeployments of krypton-operator in all namespaces, or in --namespace.
+    /// Those stay unchanged
     Migrate(migrate::Migrate),
     /// Write one file for support, without secrets
     SupportBundle(support_bundle::SupportBundle),
     /// Print the versions of this program, of the hub and of the agents
     Version(version::Versions),
+}
+
+impl Command {
+    /// Returns whether the only namespace of the command is the hub's.
+    fn needs_only_hub(&self) -> bool {
+        matches!(
+            self,
+            Self::Check(_) | Self::Join(_) | Self::RotateCa(_) | Self::Version(_)
+        )
+    }
 }
 
 /// Runs a command line, which starts with the program's name. `env` reads a variable. A command that watches prints to
@@ -91,6 +102,9 @@ pub async fn run(
         ));
     }
     let cli = Cli::try_parse_from(args).map_err(KubectlError::Usage)?;
+    if cli.command.needs_only_hub() {
+        cli.target.reject_namespace()?;
+    }
     let target = &Target {
         args: cli.target,
         env,

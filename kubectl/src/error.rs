@@ -4,6 +4,7 @@ mod exit_code;
 
 use std::fmt;
 
+use clap::error::ErrorKind;
 use krypton_runtime::access::{LocalError, api_error_message};
 use krypton_runtime::call::ApiError;
 
@@ -34,8 +35,8 @@ pub enum KubectlError {
     Refused(String),
     #[error("{0}")]
     Failed(String),
-    /// The explanation of a Tenant that is not Ready.
-    #[error("the Tenant is not Ready, or its readiness is unknown")]
+    /// The explanation of an object that is not Ready.
+    #[error("the object is not Ready, or its readiness is unknown")]
     NotReady { output: CommandOutput },
     /// The result of checks that found a defect.
     #[error("at least one check failed")]
@@ -55,6 +56,12 @@ pub enum KubectlError {
 }
 
 impl KubectlError {
+    /// Invalid usage that the definition of the command line does not express.
+    pub(crate) fn usage(message: impl fmt::Display) -> Self {
+        let message = format!("{message}\n");
+        Self::Usage(clap::Error::raw(ErrorKind::ArgumentConflict, message))
+    }
+
     /// HTTP status code of the API server's response.
     pub(crate) fn code(&self) -> Option<u16> {
         match self {

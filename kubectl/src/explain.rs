@@ -1,5 +1,5 @@
-//! `kubectl krypton explain tenant NAME`: explains the state of a Tenant on the home cluster and each member, and the
-//! next step.
+//! `kubectl krypton explain KIND NAME`: explains the state of a Tenant, KryptonDeployment or cluster, and the next step. A
+//! Tenant is explained on the home cluster and each member.
 
 pub(crate) mod explanation;
 mod remedy;
@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use jiff::Timestamp;
-use krypton_types::names::namespace_name;
 use krypton_types::tenant::TenantKey;
 use serde_json::{Value, json};
 
@@ -24,19 +23,13 @@ use explanation::Explanation;
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Explain {
-    #[arg(id = "kind", value_name = "KIND", value_parser = Kind::singular(&[Kind::Tenant]))]
-    _kind: Kind,
-    /// Name of the Tenant
+    #[arg(value_parser = Kind::singular(&Kind::ALL))]
+    kind: Kind,
+    /// Name of the object
     name: String,
-    /// Namespace of the Tenant; by default that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
-    /// Explain only this member of the fleet
+    /// Explain the Tenant only on this member of the fleet
     #[arg(long, value_name = "MEMBER")]
     on: Option<String>,
-    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
-    #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    hub_namespace: Option<String>,
     /// Address of the leader's debug port, instead of its pod
     #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = parse_loopback_address)]
     debug_address: Option<SocketAddr>,
@@ -51,19 +44,39 @@ pub(super) async fn run(
     target: &Target<'_>,
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
+    if args.on.is_some() && args.kind != Kind::Tenant {
+        let reason = "--on is for a Tenant; a cluster or KryptonDeployment is explained as a whole";
+        return Err(KubectlError::usage(reason));
+    }
     let home = target.connect().await?;
-    let namespace = args.namespace.unwrap_or_else(|| home.namespace.clone());
+    let hub_namespace = target.args.hub_namespace.as_deref();
     let key = TenantKey {
-        namespace,
+        namespace: home.objects_namespace(target.args.namespace.as_deref()),
         name: args.name,
     };
-    let member = args.on.as_deref();
-    let hub = (args.hub_namespace.as_deref(), args.debug_address);
-    let collecting = sources::collect(&key, member, hub, &home);
-    let sources = Box::pin(collecting).await?;
-    let explanation = explanation::explain(&key, member, &sources, now);
+    let explanation = match args.kind {
+        Kind::Tenant => {
+            let member = args.on.as_deref();
+            let hub = (hub_namespace, args.debug_address);
+            let sources = Box::pin(sources::collect(&key, member, hub, &home)).await?;
+            explanation::explain(&key, member, &sources, now)
+        }
+        Kind::Deployment => {
+            let (namespace, name) = (&key.namespace, &key.name);
+            let collecting = sources::collect_deployment(namespace, name, hub_namespace, &home);
+            explanation::explain_deployment(&Box::pin(collecting).await?, now)
+        }
+        Kind::Cluster => {
+            let collecting = sources::collect_cluster(&key.name, hub_namespace, &home);
+            explanation::explain_cluster(&Box::pin(collecting).await?, now)
+        }
+    };
+    let namespace = Some(key.namespace.as_str()).filter(|_| args.kind != Kind::Cluster);
     let output = CommandOutput::stdout(match args.output {
-        Some(StatementFormat::Json) => encode(OutputFormat::Json, &to_json(&key, &explanation))?,
+        Some(StatementFormat::Json) => {
+            let value = to_json(namespace, &key.name, &explanation);
+            encode(OutputFormat::Json, &value)?
+        }
         None => statement::to_text(&explanation.lines),
     });
     match explanation.ready {
@@ -72,10 +85,10 @@ pub(super) async fn run(
     }
 }
 
-fn to_json(key: &TenantKey, explanation: &Explanation) -> Value {
+fn to_json(namespace: Option<&str>, name: &str, explanation: &Explanation) -> Value {
     json!({
-        "namespace": key.namespace,
-        "name": key.name,
+        "namespace": namespace,
+        "name": name,
         "ready": explanation.ready,
         "lines": statement::to_json(&explanation.lines),
     })

@@ -14,6 +14,14 @@ use crate::running_pods::{active, find};
 /// Most Tenants that a command reads.
 const MAX_TENANTS: usize = 500_000;
 
+/// The Tenants that a command has read.
+#[derive(Clone, Debug)]
+pub(crate) struct FleetTenants {
+    pub(crate) tenants: Vec<FleetTenant>,
+    /// The members have reported more.
+    pub(crate) is_cut_off: bool,
+}
+
 /// The Tenants to read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TenantFilter<'a> {
@@ -72,20 +80,22 @@ pub(crate) async fn read(
     hub_namespace: Option<&str>,
     address: Option<SocketAddr>,
     filter: &TenantFilter<'_>,
-) -> Result<Vec<FleetTenant>, KubectlError> {
+) -> Result<FleetTenants, KubectlError> {
     filter.validate()?;
     if let Some(address) = address {
-        return read_pages(&DebugPort::Address(address), filter).await;
+        return read_pages(&DebugPort::Address(address), filter, MAX_TENANTS).await;
     }
     let (namespace, pods) = find(Program::Hub, home, hub_namespace).await?;
     let leader = active(Program::Hub, pods, home, &namespace).await?;
-    read_pages(&leader.debug_port(home, &namespace), filter).await
+    let port = leader.debug_port(home, &namespace);
+    read_pages(&port, filter, MAX_TENANTS).await
 }
 
 async fn read_pages(
     port: &DebugPort<'_>,
     filter: &TenantFilter<'_>,
-) -> Result<Vec<FleetTenant>, KubectlError> {
+    max: usize,
+) -> Result<FleetTenants, KubectlError> {
     let (mut tenants, mut after) = (Vec::new(), None::<Position>);
     loop {
         let position = after.as_ref().map(ToString::to_string);
@@ -99,15 +109,36 @@ async fn read_pages(
         let next = page.next.and_then(|next| next.parse::<Position>().ok());
         // The position only moves on, so the list ends.
         match next.filter(|next| after.as_ref().is_none_or(|after| after < next)) {
-            Some(next) if tenants.len() < MAX_TENANTS => after = Some(next),
-            _ => return Ok(tenants),
+            Some(next) if tenants.len() < max => after = Some(next),
+            next => {
+                let is_cut_off = next.is_some();
+                return Ok(FleetTenants {
+                    tenants,
+                    is_cut_off,
+                });
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
+
+    #[tokio::test]
+    async fn reading_stops_at_limit_and_reports_it() {
+        let page = r#"{"tenants": [], "next": "edge-1/default/acme"}"#;
+        let router = axum::Router::new().fallback(move || async move { page });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = DebugPort::Address(listener.local_addr().unwrap());
+        tokio::spawn(axum::serve(listener, router).into_future());
+        for (max, is_cut_off) in [(0, true), (1, false)] {
+            let read = read_pages(&port, &TenantFilter::default(), max).await;
+            assert_eq!(read.unwrap().is_cut_off, is_cut_off, "{max}");
+        }
+    }
 
     #[test]
     fn path_contains_only_given_parameters() {

@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::access::{LocalSource, local, new_client};
+use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use krypton_types::names::namespace_name;
 use kube::api::{DynamicObject, ListParams};
 use kube::config::Kubeconfig;
 use kube::core::{ApiResource, NamespaceResourceScope};
@@ -22,7 +25,7 @@ pub(crate) const DEFAULT_HUB_NAMESPACE: &str = "krypton";
 /// Reads an environment variable.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Selects the cluster.
+/// Selects the cluster, and the namespaces there.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct TargetArgs {
     /// Kubeconfig file; by default KUBECONFIG, then .kube/config in HOME
@@ -34,6 +37,58 @@ pub(crate) struct TargetArgs {
     /// Act as this user, as kubectl does
     #[arg(long = "as", value_name = "USER", global = true)]
     pub(crate) as_user: Option<String>,
+    /// Namespace of the Tenants, KryptonDeployments, Helm release or agent that the command names; by default that of the
+    /// context
+    #[arg(
+        short,
+        long,
+        value_name = "NAMESPACE",
+        value_parser = namespace_name,
+        global = true
+    )]
+    pub(crate) namespace: Option<String>,
+    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        value_parser = namespace_name,
+        global = true
+    )]
+    pub(crate) hub_namespace: Option<String>,
+    /// Deadline of each request to an API server, as 5s or 2m; 0 disables it. By default 10s or 30s, depending on the
+    /// request
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = parse_request_timeout,
+        global = true
+    )]
+    pub(crate) request_timeout: Option<Duration>,
+}
+
+/// Parses a duration, or a number of seconds as kubectl does.
+fn parse_request_timeout(text: &str) -> Result<Duration, &'static str> {
+    let timeout = match text.parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => parse_duration(text),
+    };
+    match timeout {
+        Some(timeout) if timeout.is_zero() => Ok(Duration::MAX),
+        Some(timeout) => Ok(timeout),
+        None => Err("write a duration, as 5s or 2m"),
+    }
+}
+
+impl TargetArgs {
+    /// Fails if the user named a namespace of objects for a command that needs only the hub's.
+    pub(crate) fn reject_namespace(&self) -> Result<(), KubectlError> {
+        match self.namespace {
+            Some(_) => Err(KubectlError::usage(
+                "this command names no object in a namespace, so it takes no --namespace; name the hub's namespace with --hub-namespace",
+            )),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The cluster of a command.
@@ -48,6 +103,8 @@ pub struct Connection {
     pub(crate) context: String,
     /// Namespace of the context.
     pub(crate) namespace: String,
+    /// Deadline of each request, if the user named one.
+    pub(crate) request_timeout: Option<Duration>,
 }
 
 impl fmt::Debug for Connection {
@@ -65,6 +122,7 @@ impl Connection {
             client,
             context,
             namespace,
+            request_timeout: None,
         }
     }
 
@@ -102,6 +160,11 @@ impl Connection {
         list.await.is_ok_and(|list| !list.items.is_empty())
     }
 
+    /// The namespace of objects: the one that the user named, or that of the context.
+    pub(crate) fn objects_namespace(&self, named: Option<&str>) -> String {
+        named.unwrap_or(&self.namespace).to_owned()
+    }
+
     /// Namespaces that may contain the hub: the one that the user named, or the usual ones.
     pub(crate) fn hub_namespaces(&self, hub_namespace: Option<&str>) -> Vec<String> {
         if let Some(hub_namespace) = hub_namespace {
@@ -132,7 +195,7 @@ impl Connection {
             several => format!("the namespaces {}", several.join(" and ")),
         };
         Err(KubectlError::NotFound(format!(
-            "the cluster {:?} has no {object} in {scope}, so it has no hub of Krypton that agents can join; name the hub's namespace with -n, choose its home cluster with --context or --kubeconfig, or start the hub with --listen",
+            "the cluster {:?} has no {object} in {scope}, so it has no hub of Krypton that agents can join; name the hub's namespace with --hub-namespace, choose its home cluster with --context or --kubeconfig, or start the hub with --listen",
             self.context
         )))
     }
@@ -164,6 +227,8 @@ impl Target<'_> {
             kubeconfig,
             context,
             as_user,
+            request_timeout,
+            ..
         } = &self.args;
         let source = LocalSource {
             flag: kubeconfig.clone(),
@@ -176,7 +241,10 @@ impl Target<'_> {
             located.config.auth_info.impersonate.clone_from(as_user);
         }
         let client = new_client(located.config, USER_AGENT).map_err(KubectlError::Client)?;
-        Ok(Connection::new(client, located.context_name))
+        Ok(Connection {
+            request_timeout: *request_timeout,
+            ..Connection::new(client, located.context_name)
+        })
     }
 
     /// A cluster with another context of the kubeconfig.
@@ -210,4 +278,24 @@ fn kubeconfig_variable(env: Env<'_>) -> Vec<PathBuf> {
 
 fn default_kubeconfig(env: Env<'_>) -> Option<PathBuf> {
     env("HOME").map(|home| PathBuf::from(home).join(".kube/config"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_timeout_accepts_seconds_and_durations() {
+        for (text, expected) in [
+            ("5", Some(Duration::from_secs(5))),
+            ("1m30s", Some(Duration::from_secs(90))),
+            ("0", Some(Duration::MAX)),
+            ("0s", Some(Duration::MAX)),
+            ("soon", None),
+            ("-1", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_request_timeout(text).ok(), expected, "{text}");
+        }
+    }
 }

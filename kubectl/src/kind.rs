@@ -67,7 +67,7 @@ impl Kind {
     pub(crate) fn scope(self, namespace: Option<&str>, home: &Connection) -> Scope {
         match self {
             Self::Cluster => Scope::All,
-            _ => Scope::Namespace(namespace.unwrap_or(&home.namespace).to_owned()),
+            _ => Scope::Namespace(home.objects_namespace(namespace)),
         }
     }
 }

@@ -16,6 +16,7 @@ mod helm;
 mod home;
 pub mod join_info;
 pub mod join_token;
+mod json_path;
 mod kind;
 mod objects;
 mod program;

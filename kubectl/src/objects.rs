@@ -14,7 +14,7 @@ use crate::error::{CallError, KubectlError};
 use crate::home::Connection;
 use crate::render::text_at;
 
-/// Deadline of a request.
+/// Default deadline of a request.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 const PAGE_SIZE: u32 = 500;
 /// Attempts of a write that conflicts with another writer.
@@ -42,6 +42,7 @@ pub(crate) struct Objects<K> {
     pub(crate) kind: ApiResource,
     scope: Scope,
     context: String,
+    deadline: Duration,
 }
 
 impl<K> Objects<K> {
@@ -52,6 +53,7 @@ impl<K> Objects<K> {
             kind,
             scope,
             context,
+            deadline: home.request_timeout.unwrap_or(DEADLINE),
         }
     }
 
@@ -68,7 +70,7 @@ impl<K> Objects<K> {
         name: &str,
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, KubectlError> {
-        let response = call_within(DEADLINE, self.attempt(verb, name), request).await;
+        let response = call_within(self.deadline, self.attempt(verb, name), request).await;
         response.map_err(|error| self.call_error(verb, name, error))
     }
 

@@ -6,7 +6,7 @@ use kube::core::ApiResource;
 use serde_json::Value;
 
 use crate::error::KubectlError;
-use crate::home::Connection;
+use crate::home::{Connection, TargetArgs};
 use crate::objects::Scope;
 
 /// A program of the fleet. Each has a chart, and a debug port.
@@ -33,6 +33,30 @@ impl Program {
         match self {
             Self::Hub => "krypton-hub",
             Self::Agent => "krypton-agent",
+        }
+    }
+
+    /// The flag that names its namespace.
+    pub(crate) fn namespace_flag(self) -> &'static str {
+        match self {
+            Self::Hub => "--hub-namespace",
+            Self::Agent => "--namespace",
+        }
+    }
+
+    /// Its namespace, if the user named one. Fails if the flag is that of the other program.
+    pub(crate) fn named_namespace(self, args: &TargetArgs) -> Result<Option<&str>, KubectlError> {
+        let (named, other) = match self {
+            Self::Hub => (&args.hub_namespace, &args.namespace),
+            Self::Agent => (&args.namespace, &args.hub_namespace),
+        };
+        match other {
+            None => Ok(named.as_deref()),
+            Some(_) => Err(KubectlError::usage(format!(
+                "name the namespace of the {} with {}",
+                self.name(),
+                self.namespace_flag()
+            ))),
         }
     }
 

@@ -251,8 +251,12 @@ impl CommandOutput {
 
 /// Encodes objects as one list.
 pub(crate) fn encode_list(format: OutputFormat, items: Vec<Value>) -> Result<String, KubectlError> {
-    let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items });
-    encode(format, &list)
+    encode(format, &as_list(items))
+}
+
+/// One list of these objects, as kubectl prints it.
+pub(crate) fn as_list(items: Vec<Value>) -> Value {
+    json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items })
 }
 
 pub(crate) fn encode(format: OutputFormat, value: &Value) -> Result<String, KubectlError> {

@@ -52,10 +52,11 @@ pub(crate) async fn find(
     };
     search(&namespaces, read).await?.ok_or_else(|| {
         KubectlError::NotFound(format!(
-            "no pod of the {} runs in {} on the cluster {:?}; name its namespace with -n, or its cluster with --context or --kubeconfig",
+            "no pod of the {} runs in {} on the cluster {:?}; name its namespace with {}, or its cluster with --context or --kubeconfig",
             program.name(),
             namespaces.join(" or "),
-            cluster.context
+            cluster.context,
+            program.namespace_flag()
         ))
     })
 }

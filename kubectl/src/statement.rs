@@ -5,6 +5,18 @@ use serde_json::{Value, json};
 
 use crate::render::one_line;
 
+/// Folder of the documentation of this version.
+const DOCS: &str = concat!(
+    "https://github.com/openkcm/krypton/blob/v",
+    env!("CARGO_PKG_VERSION"),
+    "/docs/"
+);
+
+/// Returns the address of a page, as `how-to/install.md#prerequisites`.
+pub(crate) fn docs_url(page: &str) -> String {
+    format!("{DOCS}{page}")
+}
+
 /// One statement, printed as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
@@ -14,6 +26,8 @@ pub(crate) struct Line {
     pub(crate) text: String,
     /// Action that the user can take.
     pub(crate) remedy: Option<String>,
+    /// Page and section of the documentation, for [`docs_url`].
+    pub(crate) docs: Option<&'static str>,
 }
 
 impl Line {
@@ -28,6 +42,21 @@ impl Line {
             member: None,
             text: text.into(),
             remedy: remedy.into().map(str::to_owned),
+            docs: None,
+        }
+    }
+
+    pub(crate) fn of_member(self, member: &str) -> Self {
+        Self {
+            member: Some(member.to_owned()),
+            ..self
+        }
+    }
+
+    pub(crate) fn with_docs(self, page: &'static str) -> Self {
+        Self {
+            docs: Some(page),
+            ..self
         }
     }
 }
@@ -81,8 +110,11 @@ pub(crate) fn to_text(lines: &[Line]) -> String {
         }
         let indent = if member.is_some() { "  " } else { "" };
         text += &format!("{indent}{} {}\n", line.mark.symbol(), one_line(&line.text));
-        if let Some(remedy) = &line.remedy {
-            text += &format!("{indent}    → {}\n", one_line(remedy));
+        let remedy = line.remedy.as_deref().map(one_line);
+        let docs = line.docs.map(|page| format!("see {}", docs_url(page)));
+        let steps: Vec<String> = remedy.into_iter().chain(docs).collect();
+        if !steps.is_empty() {
+            text += &format!("{indent}    → {}\n", steps.join("; "));
         }
     }
     text
@@ -95,6 +127,7 @@ pub(crate) fn to_json(lines: &[Line]) -> Value {
             "member": line.member,
             "text": one_line(&line.text),
             "remedy": line.remedy.as_deref().map(one_line),
+            "docs": line.docs.map(docs_url),
         })
     };
     lines.iter().map(line).collect()

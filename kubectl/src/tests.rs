@@ -1,5 +1,6 @@
 //! Complete runs of commands against a small HTTP server.
 
+mod check;
 mod debug_port;
 mod get;
 mod join;
@@ -271,7 +272,30 @@ async fn invalid_arguments_are_rejected_without_any_request() {
         (&["join", "edge-1", "--ttl=25h"], "1m to 24h"),
         (&["join", "edge-1", "--ttl=1"], "1m to 24h"),
         (&["join", "edge-1", "--address=hub"], "host and a port"),
-        (&["join", "edge-1", "-n", "a/b"], "lower-case letters"),
+        (&["-n", "a/b", "get", "tenants"], "lower-case letters"),
+        (&["join", "edge-1", "-n", "hub"], "--hub-namespace"),
+        (&["-n", "hub", "rotate-ca"], "--hub-namespace"),
+        (&["check", "-n", "hub"], "--hub-namespace"),
+        (&["version", "-n", "hub"], "--hub-namespace"),
+        (&["install", "hub", "-n", "hub"], "with --hub-namespace"),
+        (
+            &["log-level", "agent", "--hub-namespace=x"],
+            "with --namespace",
+        ),
+        (&["-n", "x", "get", "tenants", "-A"], "exclude each other"),
+        (&["get", "tenants", "--fleet", "-l", "a=b"], "no labels"),
+        (
+            &["get", "tenants", "-o", "jsonpath={.items[?(@.a==1)]}"],
+            "is not supported",
+        ),
+        (
+            &["explain", "cluster", "edge-1", "--on", "edge-2"],
+            "--on is for a Tenant",
+        ),
+        (
+            &["get", "clusters", "--request-timeout=soon"],
+            "write a duration",
+        ),
         (
             &["join", "edge-1", "--agent-context=a", "-o", "helm"],
             "cannot be used with",

@@ -193,7 +193,7 @@ async fn join(home: &Cluster, namespace: &str, name: &str, flags: &[&str]) -> Re
     let program = KUBECTL_KRYPTON.find()?;
     let join = home
         .invocation(&program)
-        .args(["join", name, "-n", namespace, "--ttl", "1h"])
+        .args(["join", name, "--hub-namespace", namespace, "--ttl", "1h"])
         .args(flags.iter().copied());
     eventually("a join bundle", async || {
         Ok(Some(join.output(JOIN_DEADLINE).await?))

@@ -105,14 +105,7 @@ impl JoinBundle {
 
     /// Decodes the hub's roots.
     pub fn roots(&self) -> Result<Vec<CertificateDer<'static>>, BundleError> {
-        let pem = self.certificate_authority.as_bytes();
-        let roots: Vec<_> = CertificateDer::pem_slice_iter(pem)
-            .collect::<Result<_, _>>()
-            .map_err(|_| BundleError::Authority)?;
-        if roots.is_empty() {
-            return Err(BundleError::Authority);
-        }
-        Ok(roots)
+        roots_in(&self.certificate_authority)
     }
 
     /// Serializes the bundle.
@@ -122,6 +115,17 @@ impl JoinBundle {
     pub fn to_yaml(&self) -> Result<String, serde_saphyr::ser::Error> {
         serde_saphyr::to_string(self)
     }
+}
+
+/// Decodes the hub's roots in a PEM.
+pub fn roots_in(pem: &str) -> Result<Vec<CertificateDer<'static>>, BundleError> {
+    let roots: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|_| BundleError::Authority)?;
+    if roots.is_empty() {
+        return Err(BundleError::Authority);
+    }
+    Ok(roots)
 }
 
 /// Splits `host:port`. Removes the brackets around an IPv6 address.

@@ -27,4 +27,5 @@ pub mod report_digest;
 pub mod root_digest;
 pub mod spiffe;
 pub mod tenant;
+pub mod validity;
 pub mod values;

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use krypton_types::fingerprint::sha256_hex;
 use krypton_types::spiffe::{Role, SpiffeError, SpiffeId};
+use krypton_types::validity::BACK_DATED;
 use thiserror::Error;
 use x509_parser::oid_registry::OID_X509_SERIALNUMBER;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::time::ASN1Time;
-
-use super::BACK_DATED;
 
 /// The identity and validity of a client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_types::conditions::{self, State, Truth};
-use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::ca::{AGENT_CERTIFICATE_LIFE, BACK_DATED};
+pub use krypton_types::validity::{CredentialState, Validity};
 
 /// Reasons of the conditions and of their events.
 pub mod reason {
@@ -17,49 +16,8 @@ pub mod reason {
     pub const EXPIRED: &str = "CertificateExpired";
 }
 
-/// Remaining share of a certificate's lifetime at which the hub warns. Renewal starts at 30 %, so it is
-/// overdue by then.
-const WARNING_PERCENT: i128 = 20;
 /// Interval between repeated warnings.
 const REPEAT_EVERY: SignedDuration = SignedDuration::from_hours(24);
-
-/// The validity period of a credential.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Validity {
-    pub not_before: Timestamp,
-    pub not_after: Timestamp,
-}
-
-impl Validity {
-    /// Returns the validity of an agent's certificate, if only its expiry is recorded.
-    pub fn until(not_after: Timestamp) -> Self {
-        let not_before = not_after.saturating_sub(AGENT_CERTIFICATE_LIFE + BACK_DATED);
-        Self {
-            not_before: not_before.unwrap_or(Timestamp::MIN),
-            not_after,
-        }
-    }
-
-    /// Returns the expiry state at `now`.
-    pub fn state_at(self, now: Timestamp) -> CredentialState {
-        let life = self.not_after.duration_since(self.not_before);
-        let left = self.not_after.duration_since(now);
-        if !left.is_positive() {
-            CredentialState::Expired
-        } else if left.as_nanos() * 100 <= life.as_nanos() * WARNING_PERCENT {
-            CredentialState::Soon
-        } else {
-            CredentialState::Current
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CredentialState {
-    Current,
-    Soon,
-    Expired,
-}
 
 /// A credential that a member depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -214,14 +172,11 @@ fn reminder_stage(
 
 /// Returns the expiry of a DER certificate.
 pub fn certificate_expiry(der: &[u8]) -> Option<Timestamp> {
-    let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
+    Validity::of_certificate(der).map(|validity| validity.not_after)
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     const DAY: i64 = 24 * 3600;
@@ -234,41 +189,6 @@ mod tests {
         Validity {
             not_before: at(from),
             not_after: at(to),
-        }
-    }
-
-    #[test]
-    fn certificate_expires_soon_in_last_fifth_of_life() {
-        let validity = validity_between(1000, 2000);
-        for (now, expected) in [
-            (0, CredentialState::Current),
-            (1799, CredentialState::Current),
-            (1800, CredentialState::Soon),
-            (1999, CredentialState::Soon),
-            (2000, CredentialState::Expired),
-            (9999, CredentialState::Expired),
-        ] {
-            assert_eq!(validity.state_at(at(now)), expected, "{now}");
-        }
-        assert_eq!(
-            validity_between(1000, 1000).state_at(at(999)),
-            CredentialState::Current
-        );
-        // If only the expiry is recorded, the usual lifetime applies.
-        let known = Validity::until(at(100 * DAY));
-        assert_eq!(known.state_at(at(98 * DAY)), CredentialState::Current);
-        assert_eq!(known.state_at(at(99 * DAY)), CredentialState::Soon);
-    }
-
-    proptest! {
-        #[test]
-        fn credential_state_never_improves_alone(from in 0_i64..1000, length in 0_i64..1000, now in 0_i64..3000, later in 0_i64..1000) {
-            let severity = |now| match validity_between(from, from + length).state_at(at(now)) {
-                CredentialState::Current => 0,
-                CredentialState::Soon => 1,
-                CredentialState::Expired => 2,
-            };
-            prop_assert!(severity(now) <= severity(now + later));
         }
     }
 

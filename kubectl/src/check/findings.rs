@@ -1,6 +1,8 @@
 //! Judges what `check` has read. Pure: equal answers produce equal lines.
 
-use jiff::Timestamp;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::version::Info;
@@ -8,13 +10,14 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::{SCHEMA_VERSION, schema_version};
 use krypton_runtime::crd::is_established;
+use krypton_types::validity::{CredentialState, Validity};
 use kube::CustomResourceExt as _;
 use serde_json::Value;
 
 use crate::error::KubectlError;
 use crate::explain::explanation::Explainer;
 use crate::explain::sources::Lookup;
-use crate::render::{decode, text_at};
+use crate::render::{age, decode, reason_and_message, text_at};
 use crate::statement::{Line, Mark};
 
 /// Oldest minor version of Kubernetes 1 whose API servers accept the CRDs.
@@ -23,16 +26,35 @@ const PROGRAM_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Members with a defect that have their own lines.
 const MAX_MEMBERS: usize = 20;
 
-const INSTALL_REMEDY: &str = "see docs/how-to/install.md#prerequisites";
-const CRD_REMEDY: &str =
-    "install the hub's chart, which contains it; see docs/how-to/upgrade.md#crds";
+/// Largest difference of two clocks that is harmless.
+const CLOCK_DIFFERENCE: Duration = Duration::from_secs(2);
+/// Largest difference of two clocks that does not fail the check.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(30);
+/// Age in seconds up to which a restart is shown.
+const RECENT_RESTART: i64 = 60 * 60;
+
+const CRD_REMEDY: &str = "install the hub's chart, which contains it";
 const ORIGINAL_CRD_REMEDY: &str =
-    "the hub replaces it and keeps the objects; read docs/how-to/migrate.md before you install it";
-const HUB_REMEDY: &str =
-    "look at the hub's pods and their log; see docs/reference/runbook.md#kryptonhubnoleader";
-const VERSION_SKEW_REMEDY: &str = "see docs/how-to/upgrade.md#version-skew";
-const NO_MEMBER_REMEDY: &str = "add one: docs/how-to/clusters.md#join-a-cluster-through-an-agent";
-const TENANTS_REMEDY: &str = "list them with kubectl krypton get tenants -A -o wide; see docs/reference/runbook.md#kryptontenantsfailing";
+    "the hub replaces it and keeps the objects; read the page before you install the hub";
+const HUB_REMEDY: &str = "look at the hub's pods and their log";
+const HUB_RIGHTS_REMEDY: &str =
+    "install the hub again: kubectl krypton install hub creates its roles";
+const CLOCK_REMEDY: &str =
+    "synchronize both clocks, as the validity of tokens and certificates depends on them";
+const MEMBER_REMEDY: &str = "add one: kubectl krypton join NAME";
+const TENANTS_REMEDY: &str = "list them with kubectl krypton get tenants -A -o wide";
+
+const INSTALL_DOCS: &str = "how-to/install.md#prerequisites";
+const CRD_DOCS: &str = "how-to/upgrade.md#crds";
+const ORIGINAL_CRD_DOCS: &str = "how-to/migrate.md";
+const LEADER_DOCS: &str = "reference/runbook.md#kryptonhubnoleader";
+const POD_DOCS: &str = "reference/runbook.md#kryptonhubdown";
+const RESTART_DOCS: &str = "reference/runbook.md#kryptonhubrestarts";
+const RIGHTS_DOCS: &str = "reference/rbac.md#hub-only";
+const AUTHORITY_DOCS: &str = "how-to/rotate-ca.md";
+const VERSION_SKEW_DOCS: &str = "how-to/upgrade.md#version-skew";
+const MEMBER_DOCS: &str = "how-to/clusters.md#join-a-cluster-through-an-agent";
+const TENANTS_DOCS: &str = "reference/runbook.md#kryptontenantsfailing";
 
 /// A line for a request without a result.
 fn unknown_line<T>(subject: &str, lookup: &Lookup<T>) -> Line {
@@ -50,7 +72,7 @@ fn unknown_line<T>(subject: &str, lookup: &Lookup<T>) -> Line {
 /// CRDs of krypton-operator have no schema version.
 fn original_crd_line(name: &str) -> Line {
     let text = format!("the CRD {name} has no schema version of Krypton");
-    Line::new(Mark::Note, text, ORIGINAL_CRD_REMEDY)
+    Line::new(Mark::Note, text, ORIGINAL_CRD_REMEDY).with_docs(ORIGINAL_CRD_DOCS)
 }
 
 pub(super) fn kubernetes(lookup: &Lookup<Info>) -> Line {
@@ -72,28 +94,73 @@ pub(super) fn kubernetes(lookup: &Lookup<Info>) -> Line {
     match (info.major.as_str(), digits.parse::<u32>()) {
         ("1", Ok(minor)) if minor < MIN_MINOR_VERSION => {
             let text = format!("Kubernetes {version} is older than 1.{MIN_MINOR_VERSION}");
-            Line::new(Mark::Problem, text, INSTALL_REMEDY)
+            Line::new(Mark::Problem, text, None).with_docs(INSTALL_DOCS)
         }
         _ => Line::new(Mark::Ok, format!("Kubernetes {version}"), None),
     }
 }
 
+/// `ahead`: how far the clock of the API server is ahead of this machine's.
+pub(super) fn clock(ahead: SignedDuration) -> Line {
+    let difference = ahead.unsigned_abs();
+    if difference <= CLOCK_DIFFERENCE {
+        let text = "the clocks of the API server and of this machine agree";
+        return Line::new(Mark::Ok, text, None);
+    }
+    let mark = match difference <= MAX_CLOCK_DIFFERENCE {
+        true => Mark::Note,
+        false => Mark::Problem,
+    };
+    let direction = match ahead.is_positive() {
+        true => "ahead of",
+        false => "behind",
+    };
+    let text = format!(
+        "the clock of the API server is {} s {direction} that of this machine",
+        difference.as_secs()
+    );
+    Line::new(mark, text, CLOCK_REMEDY)
+}
+
+/// Returns the names of the missing rights, and the first review without a result.
+fn judge_rights<N: AsRef<str>>(rights: &[(N, Lookup<bool>)]) -> (Vec<&str>, Option<&Lookup<bool>>) {
+    let missing = rights
+        .iter()
+        .filter(|(_, lookup)| *lookup == Lookup::Found(false));
+    let missing = missing.map(|(name, _)| name.as_ref()).collect();
+    let mut lookups = rights.iter().map(|(_, lookup)| lookup);
+    let failure = lookups.find(|lookup| !matches!(lookup, Lookup::Found(_)));
+    (missing, failure)
+}
+
 /// `rights`: each resource, and whether the user may create it.
 pub(super) fn rights(rights: &[(&str, Lookup<bool>)]) -> Line {
-    let missing = |(_, lookup): &&(&str, Lookup<bool>)| *lookup == Lookup::Found(false);
-    let missing: Vec<&str> = rights
-        .iter()
-        .filter(missing)
-        .map(|(name, _)| *name)
-        .collect();
-    let failures = rights.iter().map(|(_, lookup)| lookup);
-    let mut failures = failures.filter(|lookup| !matches!(lookup, Lookup::Found(_)));
-    match (missing.as_slice(), failures.next()) {
-        ([], None) => Line::new(Mark::Ok, "you may create what the charts contain", None),
-        ([], Some(lookup)) => unknown_line("whether you may install the charts", lookup),
-        (missing, _) => {
+    match judge_rights(rights) {
+        (missing, _) if !missing.is_empty() => {
             let text = format!("you may not create {}", missing.join(", "));
-            Line::new(Mark::Problem, text, INSTALL_REMEDY)
+            Line::new(Mark::Problem, text, None).with_docs(INSTALL_DOCS)
+        }
+        (_, Some(lookup)) => unknown_line("whether you may install the charts", lookup),
+        (_, None) => Line::new(Mark::Ok, "you may create what the charts contain", None),
+    }
+}
+
+/// `rights`: each right that the hub's account needs, and whether it has it.
+pub(super) fn hub_rights(account: &str, rights: &[(String, Lookup<bool>)]) -> Line {
+    match judge_rights(rights) {
+        (missing, _) if !missing.is_empty() => {
+            let missing = missing.join(", ");
+            let text = format!("the hub's account {account} may not {missing}");
+            Line::new(Mark::Problem, text, HUB_RIGHTS_REMEDY).with_docs(RIGHTS_DOCS)
+        }
+        (_, Some(Lookup::NotPermitted(permission))) => {
+            let text = format!("the hub's rights are not checked: you may not {permission}");
+            Line::new(Mark::Note, text, None)
+        }
+        (_, Some(lookup)) => unknown_line("whether the hub has its rights", lookup),
+        (_, None) => {
+            let text = format!("the hub's account {account} has its rights");
+            Line::new(Mark::Ok, text, None)
         }
     }
 }
@@ -127,14 +194,11 @@ fn crd(name: &str, lookup: &Lookup<CustomResourceDefinition>) -> Option<Line> {
         Lookup::NotFound if name == KryptonDeployment::crd_name() => {
             let text =
                 format!("the CRD {name} is missing, so KryptonDeployments are not available");
-            return Some(Line::new(Mark::Note, text, CRD_REMEDY));
+            return Some(Line::new(Mark::Note, text, CRD_REMEDY).with_docs(CRD_DOCS));
         }
         Lookup::NotFound => {
-            return Some(Line::new(
-                Mark::Problem,
-                format!("the CRD {name} is missing"),
-                CRD_REMEDY,
-            ));
+            let text = format!("the CRD {name} is missing");
+            return Some(Line::new(Mark::Problem, text, CRD_REMEDY).with_docs(CRD_DOCS));
         }
         Lookup::NotPermitted(permission) => {
             let text = format!("the CRD {name} is not checked: you may not {permission}");
@@ -144,7 +208,7 @@ fn crd(name: &str, lookup: &Lookup<CustomResourceDefinition>) -> Option<Line> {
     };
     if !is_established(crd) {
         let text = format!("the API server does not serve the CRD {name}");
-        return Some(Line::new(Mark::Problem, text, CRD_REMEDY));
+        return Some(Line::new(Mark::Problem, text, CRD_REMEDY).with_docs(CRD_DOCS));
     }
     match schema_version(crd) {
         None => Some(original_crd_line(name)),
@@ -152,7 +216,7 @@ fn crd(name: &str, lookup: &Lookup<CustomResourceDefinition>) -> Option<Line> {
             let text = format!(
                 "the CRD {name} has schema version {version}, and this program {SCHEMA_VERSION}"
             );
-            Some(Line::new(Mark::Note, text, VERSION_SKEW_REMEDY))
+            Some(Line::new(Mark::Note, text, None).with_docs(VERSION_SKEW_DOCS))
         }
         Some(_) => None,
     }
@@ -164,7 +228,7 @@ pub(super) fn leader(lease: &Lookup<Lease>, namespaces: &[String], now: Timestam
         return vec![Line::new(
             Mark::Problem,
             text,
-            "name the hub's namespace with -n, or install the hub",
+            "name the hub's namespace with --hub-namespace, or install the hub",
         )];
     }
     let mut explainer = Explainer::new(now);
@@ -172,9 +236,122 @@ pub(super) fn leader(lease: &Lookup<Lease>, namespaces: &[String], now: Timestam
     for line in &mut explainer.lines {
         if line.mark == Mark::Problem {
             line.remedy = Some(HUB_REMEDY.to_owned());
+            line.docs = Some(LEADER_DOCS);
         }
     }
     explainer.lines
+}
+
+/// `hub_pods`: the namespace with the hub's pods, and these pods. `None` if the hub runs elsewhere. The leader's line
+/// shows whether it runs.
+pub(super) fn pods(
+    hub_pods: &Result<Option<(String, Vec<Value>)>, KubectlError>,
+    now: Timestamp,
+) -> Vec<Line> {
+    let (namespace, pods) = match hub_pods {
+        Ok(Some((namespace, pods))) => (namespace, pods),
+        Ok(None) => return Vec::new(),
+        Err(error) => {
+            let mark = match error.code() {
+                Some(403) => Mark::Note,
+                _ => Mark::Unknown,
+            };
+            let text = format!("the hub's pods are not checked: {error}");
+            return vec![Line::new(mark, text, None)];
+        }
+    };
+    let is_current = |pod: &&Value| pod.pointer("/metadata/deletionTimestamp").is_none();
+    let pods: Vec<&Value> = pods.iter().filter(is_current).collect();
+    let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+    let mut lines = Vec::new();
+    if ready > 0 {
+        let text = format!("{ready} of {} pods of the hub are Ready", pods.len());
+        lines.push(Line::new(Mark::Ok, text, None));
+    }
+    for pod in pods {
+        lines.extend(pod_defect(namespace, pod, now));
+    }
+    lines
+}
+
+/// Returns `None` if the pod is Ready and has not restarted recently.
+fn pod_defect(namespace: &str, pod: &Value, now: Timestamp) -> Option<Line> {
+    let name = text_at(pod, "/metadata/name").unwrap_or_default();
+    let pod_name = format!("the pod {namespace}/{name}");
+    Some(match (is_ready(pod), recent_restart(pod, now)) {
+        (true, None) => return None,
+        (true, Some(restart)) => {
+            let text = format!("{pod_name} has {restart}");
+            Line::new(Mark::Note, text, HUB_REMEDY).with_docs(RESTART_DOCS)
+        }
+        (false, restart) => {
+            let restart = restart.map(|restart| format!("it has {restart}"));
+            let causes: Vec<String> = unready_cause(pod).into_iter().chain(restart).collect();
+            let text = match causes.as_slice() {
+                [] => format!("{pod_name} is not Ready"),
+                causes => format!("{pod_name} is not Ready: {}", causes.join("; ")),
+            };
+            Line::new(Mark::Problem, text, HUB_REMEDY).with_docs(POD_DOCS)
+        }
+    })
+}
+
+fn list_at<'a>(pod: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
+    let list = pod.pointer(pointer).and_then(Value::as_array);
+    list.into_iter().flatten()
+}
+
+fn is_ready(pod: &Value) -> bool {
+    list_at(pod, "/status/conditions")
+        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+}
+
+/// Returns why a container waits, otherwise the first condition that is not met.
+fn unready_cause(pod: &Value) -> Option<String> {
+    let mut statuses = list_at(pod, "/status/containerStatuses");
+    let waiting = statuses.find_map(|status| status.pointer("/state/waiting"));
+    let mut conditions = list_at(pod, "/status/conditions");
+    let cause = waiting.or_else(|| conditions.find(|it| it["status"] == "False"))?;
+    let text = |pointer| text_at(cause, pointer).unwrap_or_default();
+    Some(reason_and_message(&text("/reason"), &text("/message")))
+}
+
+/// Describes the last restart of a container, if it was recent.
+fn recent_restart(pod: &Value, now: Timestamp) -> Option<String> {
+    list_at(pod, "/status/containerStatuses").find_map(|status| {
+        let ended = status.pointer("/lastState/terminated")?;
+        let at: Timestamp = ended.get("finishedAt")?.as_str()?.parse().ok()?;
+        let is_recent = now.as_second() - at.as_second() <= RECENT_RESTART;
+        let restarts = status.get("restartCount").and_then(Value::as_i64)?;
+        let reason = text_at(ended, "/reason").unwrap_or_default();
+        is_recent.then(|| {
+            format!(
+                "restarted {restarts} times, last {} ago: {reason}, exit code {}",
+                age(at, now),
+                ended["exitCode"]
+            )
+        })
+    })
+}
+
+/// `roots`: the hub's roots, of which a rotation adds the next.
+pub(super) fn authority(roots: &[Validity], now: Timestamp) -> Option<Line> {
+    let newest = roots.iter().max_by_key(|root| root.not_after)?;
+    let end = newest.not_after;
+    Some(match newest.state_at(now) {
+        CredentialState::Current => {
+            let text = format!("the hub's CA is valid until {end}");
+            Line::new(Mark::Ok, text, None)
+        }
+        CredentialState::Soon => {
+            let text = format!("the hub's CA expires at {end}");
+            Line::new(Mark::Note, text, "kubectl krypton rotate-ca").with_docs(AUTHORITY_DOCS)
+        }
+        CredentialState::Expired => {
+            let text = format!("the hub's CA expired at {end}, so no agent can connect");
+            Line::new(Mark::Problem, text, None).with_docs(AUTHORITY_DOCS)
+        }
+    })
 }
 
 pub(super) fn hub_version(version: &str) -> Line {
@@ -182,7 +359,7 @@ pub(super) fn hub_version(version: &str) -> Line {
         true => Line::new(Mark::Ok, format!("the hub has version {version}"), None),
         false => {
             let text = format!("the hub has version {version}, and this program {PROGRAM_VERSION}");
-            Line::new(Mark::Note, text, VERSION_SKEW_REMEDY)
+            Line::new(Mark::Note, text, None).with_docs(VERSION_SKEW_DOCS)
         }
     }
 }
@@ -205,11 +382,8 @@ pub(super) fn members(
         }
     };
     if members.is_empty() {
-        return vec![Line::new(
-            Mark::Note,
-            "the fleet has no member",
-            NO_MEMBER_REMEDY,
-        )];
+        let line = Line::new(Mark::Note, "the fleet has no member", MEMBER_REMEDY);
+        return vec![line.with_docs(MEMBER_DOCS)];
     }
     let (mut healthy, mut defects) = (0, Vec::new());
     for object in members {
@@ -249,38 +423,34 @@ fn member(object: &Value, hub_version: Option<&str>, now: Timestamp) -> Vec<Line
     let mut explainer = Explainer::new(now);
     explainer.set_member(&name);
     let Some(cluster) = decode::<EdgeCluster>(object) else {
-        explainer.add_with_remedy(
-            Mark::Problem,
-            "its EdgeCluster does not match this program's schema",
-            VERSION_SKEW_REMEDY,
-        );
-        return explainer.lines;
+        let text = "its EdgeCluster does not match this program's schema";
+        let line = Line::new(Mark::Problem, text, None).of_member(&name);
+        return vec![line.with_docs(VERSION_SKEW_DOCS)];
     };
-    let (spec, status) = (&cluster.spec, cluster.status.clone().unwrap_or_default());
-    let (is_banned, accepted) = (spec.banned, spec.accepted);
+    let status = cluster.status.clone().unwrap_or_default();
+    let (is_banned, accepted) = (cluster.spec.banned, cluster.spec.accepted);
     explainer.explain_member(&name, &Lookup::Found(cluster));
+    let mut lines = explainer.lines;
     if accepted == Some(false) {
+        let text = "the hub may not connect to it yet";
         let remedy = format!("kubectl krypton accept {name}");
-        explainer.add_with_remedy(
-            Mark::Note,
-            "the hub may not connect to it yet",
-            remedy.as_str(),
-        );
+        lines.push(Line::new(Mark::Note, text, remedy.as_str()).of_member(&name));
     }
     if let Some(tenants) = status.tenants.filter(|tenants| tenants.error > 0) {
         let text = format!(
             "{} of {} Tenants are in phase Error",
             tenants.error, tenants.total
         );
-        explainer.add_with_remedy(Mark::Note, text, TENANTS_REMEDY);
+        let line = Line::new(Mark::Note, text, TENANTS_REMEDY).of_member(&name);
+        lines.push(line.with_docs(TENANTS_DOCS));
     }
     if let (Some(agent_version), Some(hub_version)) = (&status.agent_version, hub_version)
         && agent_version != hub_version
     {
         let text = format!("its agent has version {agent_version}, and the hub {hub_version}");
-        explainer.add_with_remedy(Mark::Note, text, VERSION_SKEW_REMEDY);
+        let line = Line::new(Mark::Note, text, None).of_member(&name);
+        lines.push(line.with_docs(VERSION_SKEW_DOCS));
     }
-    let mut lines = explainer.lines;
     if is_banned {
         // The ban is intended.
         for line in lines.iter_mut().filter(|line| line.mark != Mark::Ok) {

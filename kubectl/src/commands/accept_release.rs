@@ -8,7 +8,6 @@ use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::error_chain::chain;
-use krypton_types::names::namespace_name;
 use kube::api::{ListParams, PostParams};
 
 use crate::error::KubectlError;
@@ -20,9 +19,6 @@ pub(crate) struct AcceptRelease {
     /// Name of the Helm release, as the condition ReleaseTampered shows it
     #[arg(value_name = "RELEASE")]
     name: String,
-    /// Workspace of the release; by default the namespace of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
 }
 
 pub(crate) async fn run(
@@ -31,7 +27,7 @@ pub(crate) async fn run(
 ) -> Result<CommandOutput, KubectlError> {
     let cluster = target.connect().await?;
     let key = ReleaseKey {
-        namespace: args.namespace.unwrap_or_else(|| cluster.namespace.clone()),
+        namespace: cluster.objects_namespace(target.args.namespace.as_deref()),
         name: args.name,
     };
     let secrets = cluster.namespaced::<Secret>(&key.namespace);

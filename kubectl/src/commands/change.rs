@@ -3,9 +3,7 @@
 use clap::Args;
 use jiff::Timestamp;
 use krypton_types::conditions;
-use krypton_types::names::{
-    PAUSED_ANNOTATION, RECONCILE_REQUESTED_ANNOTATION, SELF_CLUSTER, namespace_name,
-};
+use krypton_types::names::{PAUSED_ANNOTATION, RECONCILE_REQUESTED_ANNOTATION, SELF_CLUSTER};
 use serde_json::{Value, json};
 
 use crate::error::KubectlError;
@@ -19,9 +17,6 @@ pub(crate) struct Change {
     kind: Kind,
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// Namespace of Tenants and KryptonDeployments; by default that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -30,9 +25,6 @@ pub(crate) struct Resync {
     kind: Kind,
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// Namespace of the objects; by default that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
 }
 
 impl From<Resync> for Change {
@@ -40,7 +32,6 @@ impl From<Resync> for Change {
         Self {
             kind: resync.kind,
             names: resync.names,
-            namespace: resync.namespace,
         }
     }
 }
@@ -57,7 +48,6 @@ impl From<Members> for Change {
         Self {
             kind: Kind::Cluster,
             names: members.names,
-            namespace: None,
         }
     }
 }
@@ -92,7 +82,7 @@ pub(crate) async fn run(
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
-    let scope = change.kind.scope(change.namespace.as_deref(), &home);
+    let scope = change.kind.scope(target.args.namespace.as_deref(), &home);
     let objects = home.untyped(change.kind.resource(), &scope);
     let mut output = CommandOutput::default();
     for name in &change.names {

@@ -3,6 +3,7 @@
 mod clusters;
 mod deployments;
 mod fleet;
+mod output;
 mod tenants;
 mod watch;
 
@@ -11,7 +12,6 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use jiff::Timestamp;
-use krypton_types::names::namespace_name;
 use serde_json::Value;
 
 use crate::debug_port::parse_loopback_address;
@@ -20,7 +20,8 @@ use crate::fleet_tenants::{self, TenantFilter};
 use crate::home::{Connection, Target};
 use crate::kind::Kind;
 use crate::objects::Scope;
-use crate::render::{CommandOutput, OutputFormat, Table, View, encode_list};
+use crate::render::{CommandOutput, OutputFormat, Table, View, as_list};
+use output::{Output, OutputParser};
 
 pub(crate) use clusters::clusters_table;
 pub(crate) use deployments::deployments_table;
@@ -33,19 +34,11 @@ pub(crate) struct Get {
     /// Only the object of this name; for a Tenant, with one line for each of its clusters
     #[arg(conflicts_with = "all_namespaces")]
     name: Option<String>,
-    /// Namespace of Tenants and KryptonDeployments; by default that of the context
-    #[arg(
-        short,
-        long,
-        value_name = "NAMESPACE",
-        conflicts_with = "all_namespaces"
-    )]
-    namespace: Option<String>,
     /// Objects of all namespaces
     #[arg(short = 'A', long)]
     all_namespaces: bool,
     /// Only objects with these labels, as in -l team=a
-    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "fleet")]
+    #[arg(short = 'l', long, value_name = "LABELS")]
     selector: Option<String>,
     /// List the Tenants that the members report, including Tenants that do not exist on the home cluster; by default in
     /// all namespaces. You need the right to forward ports of the hub's pods
@@ -57,18 +50,46 @@ pub(crate) struct Get {
     /// Only Tenants that are not Ready
     #[arg(long, requires = "fleet")]
     not_ready: bool,
-    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
-    #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name, requires = "fleet")]
-    hub_namespace: Option<String>,
     /// Address of the debug port, instead of the leader's pod
     #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = parse_loopback_address, requires = "fleet")]
     debug_address: Option<SocketAddr>,
-    /// Format: a table with more details and one line per cluster, only the names, or the objects themselves
-    #[arg(short, long, value_name = "FORMAT")]
-    output: Option<OutputFormat>,
+    /// Format: a table with more details and one line per cluster, the names, the objects, or fields that a template
+    /// selects
+    #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser)]
+    output: Option<Output>,
     /// Print each change, until Ctrl-C
     #[arg(short, long)]
     watch: bool,
+}
+
+impl Get {
+    /// Rejects flags that the definition of the command line cannot reject, because some of them precede the command.
+    fn validate(&self, target: &Target<'_>) -> Result<(), KubectlError> {
+        if self.all_namespaces && target.args.namespace.is_some() {
+            let reason = "--all-namespaces and --namespace exclude each other";
+            return Err(KubectlError::usage(reason));
+        }
+        if self.fleet && self.selector.is_some() {
+            return Err(KubectlError::usage(
+                "members report no labels, so --fleet cannot select by --selector; with --context of a member, and without --fleet, it can",
+            ));
+        }
+        Ok(())
+    }
+
+    fn has_format(&self, format: OutputFormat) -> bool {
+        matches!(&self.output, Some(Output::Format(other)) if *other == format)
+    }
+
+    /// The output that consists of the objects themselves, or of their fields.
+    fn document(&self) -> Option<&Output> {
+        self.output.as_ref().filter(|output| output.is_document())
+    }
+
+    fn view(&self, now: Timestamp) -> View {
+        let wide = self.has_format(OutputFormat::Wide);
+        View { wide, now }
+    }
 }
 
 pub(crate) async fn run(
@@ -77,13 +98,14 @@ pub(crate) async fn run(
     now: Timestamp,
     out: &mut dyn Write,
 ) -> Result<CommandOutput, KubectlError> {
+    get.validate(target)?;
     let home = target.connect().await?;
     if get.fleet {
-        return fleet_output(&get, &home, now).await;
+        return fleet_output(&get, target, &home, now).await;
     }
     let scope = match get.all_namespaces {
         true => Scope::All,
-        false => get.kind.scope(get.namespace.as_deref(), &home),
+        false => get.kind.scope(target.args.namespace.as_deref(), &home),
     };
     let objects = home.untyped(get.kind.resource(), &scope);
     if get.watch {
@@ -95,22 +117,26 @@ pub(crate) async fn run(
     if let (Some(name), []) = (name, items.as_slice()) {
         return Err(objects.not_found(&objects.kind.kind, name));
     }
-    match (get.output, items.as_slice()) {
-        (Some(format @ (OutputFormat::Json | OutputFormat::Yaml)), _) => {
-            encode_list(format, items).map(CommandOutput::stdout)
-        }
-        (Some(OutputFormat::Name), items) => {
-            let names = items.iter().map(|object| objects.name_line(object));
-            Ok(CommandOutput::stdout(names.collect::<String>()))
-        }
-        (_, []) => Ok(CommandOutput {
+    if let Some(output) = get.document() {
+        let document = match (name, items.as_slice()) {
+            (Some(_), [object]) => object.clone(),
+            _ => as_list(items),
+        };
+        return output.encode(&document).map(CommandOutput::stdout);
+    }
+    if get.has_format(OutputFormat::Name) {
+        let names = items.iter().map(|object| objects.name_line(object));
+        return Ok(CommandOutput::stdout(names.collect::<String>()));
+    }
+    match items.as_slice() {
+        [] => Ok(CommandOutput {
             stderr: match scope {
                 Scope::All => "No resources found\n".to_owned(),
                 Scope::Namespace(name) => format!("No resources found in {name} namespace.\n"),
             },
             ..CommandOutput::default()
         }),
-        (_, [tenant, ..]) if get.kind == Kind::Tenant && name.is_some() => {
+        [tenant, ..] if get.kind == Kind::Tenant && name.is_some() => {
             let members = match tenants::is_summary(tenant) {
                 true => {
                     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
@@ -126,6 +152,7 @@ pub(crate) async fn run(
 
 async fn fleet_output(
     get: &Get,
+    target: &Target<'_>,
     home: &Connection,
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
@@ -135,20 +162,25 @@ async fn fleet_output(
     }
     let filter = TenantFilter {
         member: get.on.as_deref(),
-        namespace: get.namespace.as_deref(),
+        namespace: target.args.namespace.as_deref(),
         name: get.name.as_deref(),
         not_ready: get.not_ready,
     };
-    let hub_namespace = get.hub_namespace.as_deref();
+    let hub_namespace = target.args.hub_namespace.as_deref();
     let reading = fleet_tenants::read(home, hub_namespace, get.debug_address, &filter);
-    let tenants = Box::pin(reading).await?;
-    let wide = get.output == Some(OutputFormat::Wide);
-    fleet::fleet_output(&tenants, get.output, View { wide, now })
+    let read = Box::pin(reading).await?;
+    let mut output = fleet::fleet_output(&read.tenants, get.output.as_ref(), get.view(now))?;
+    if read.is_cut_off {
+        output.stderr += &format!(
+            "the list ends after {} Tenants; select some with --on, --namespace or --not-ready\n",
+            read.tenants.len()
+        );
+    }
+    Ok(output)
 }
 
 fn to_table(get: &Get, objects: &[Value], now: Timestamp) -> Table {
-    let wide = get.output == Some(OutputFormat::Wide);
-    let view = View { wide, now };
+    let view = get.view(now);
     match get.kind {
         Kind::Cluster => clusters_table(objects, view),
         Kind::Tenant => tenants_table(objects, view),

@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
-use krypton_types::names::namespace_name;
 
 use crate::check;
 use crate::error::KubectlError;
@@ -15,11 +14,10 @@ use crate::render::CommandOutput;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Install {
-    /// The program to install. To add a cluster to the fleet, use `join --agent-context`, which installs the agent too
+    /// The program to install. Its namespace is created if missing; by default krypton for the hub (--hub-namespace), and
+    /// krypton-system for the agent (--namespace). To add a cluster to the fleet, use `join --agent-context`, which
+    /// installs the agent too
     program: Program,
-    /// Namespace, which is created if missing; by default krypton for the hub, and krypton-system for the agent
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
     /// A value for the chart, as in Helm's --set; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE")]
     values: Vec<String>,
@@ -35,11 +33,11 @@ pub(crate) struct Install {
 
 /// Changes nothing if the cluster or the user's rights do not fit.
 pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<CommandOutput, KubectlError> {
-    check::ensure_installable(&target.connect().await?).await?;
-    let default_namespace = args.program.default_namespace();
+    let namespace = args.program.named_namespace(&target.args)?;
+    check::ensure_installable(&target.connect().await?, args.program).await?;
     let release = ChartRelease {
         program: args.program,
-        namespace: args.namespace.as_deref().unwrap_or(default_namespace),
+        namespace: namespace.unwrap_or(args.program.default_namespace()),
         cluster: &target.args,
         helm: &args.helm,
     };

@@ -15,11 +15,11 @@ use krypton_types::error_chain::chain;
 use krypton_types::join_bundle::{BundleError, JoinBundle, split_address};
 use krypton_types::join_info::{JoinInfo, NAME};
 use krypton_types::join_token::{LONGEST_LIFE, SHORTEST_LIFE};
-use krypton_types::names::{SELF_CLUSTER, namespace_name};
+use krypton_types::names::SELF_CLUSTER;
 use krypton_types::spiffe::is_member_name;
 use serde_json::Value;
 
-use crate::check::ensure_installable;
+use crate::check::{connection_defect, ensure_installable};
 use crate::commands::replace::ReplacedMember;
 use crate::error::KubectlError;
 use crate::helm::HelmArgs;
@@ -42,9 +42,6 @@ pub(crate) struct Join {
     /// Lifetime of the bundle, 1m to 24h. Only one agent's key can use the bundle
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_lifetime)]
     ttl: Duration,
-    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
     /// HOST:PORT at which the cluster reaches the hub, instead of the addresses that the hub advertises; repeatable
     #[arg(long = "address", value_name = "HOST:PORT", value_parser = parse_address)]
     addresses: Vec<String>,
@@ -85,7 +82,7 @@ pub(crate) async fn run(
     let edge = join.agent_context.as_deref();
     let edge = edge.map(|context| target.with_context(context));
     if let Some(edge) = &edge {
-        ensure_installable(&edge.connect().await?).await?;
+        ensure_installable(&edge.connect().await?, Program::Agent).await?;
     }
     let replaced = match join.replace {
         true => Some(ReplacedMember::read(&home, &join.name).await?),
@@ -102,7 +99,9 @@ pub(crate) async fn run(
             stderr: replaced.effects(now),
         });
     }
-    let (bundle, image) = create_bundle(&join, &home, replaced.as_ref(), now).await?;
+    let hub_namespace = target.args.hub_namespace.as_deref();
+    let (bundle, image) =
+        create_bundle(&join, &home, hub_namespace, replaced.as_ref(), now).await?;
     let yaml = bundle.to_yaml().map_err(|error| {
         KubectlError::Failed(format!("writing the bundle failed: {}", chain(&error)))
     })?;
@@ -110,6 +109,10 @@ pub(crate) async fn run(
     let mut output = match &edge {
         Some(edge) => {
             let name = &bundle.cluster;
+            // The cluster may reach the hub although this machine does not, so this is only a hint.
+            let defect = Box::pin(connection_defect(&bundle, target.env)).await;
+            let hint = defect.map(|defect| format!("; a possible cause: {defect}"));
+            let hint = hint.unwrap_or_default();
             let values = values.into_iter().flatten().map(OsString::from).collect();
             let joining = async {
                 agent::install(edge, &yaml, join.chart.as_deref(), values, &join.helm).await?;
@@ -121,7 +124,7 @@ pub(crate) async fn run(
             };
             joining.await.map_err(|error| KubectlError::Interrupted {
                 consequence: format!(
-                    "{replacement_note}the home cluster has a join token for {name}, but no agent is connected; remove the cause and run the command again"
+                    "{replacement_note}the home cluster has a join token for {name}, but no agent is connected; remove the cause and run the command again{hint}"
                 ),
                 source: Box::new(error),
             })?;
@@ -139,11 +142,12 @@ pub(crate) async fn run(
 async fn create_bundle(
     join: &Join,
     home: &Connection,
+    hub_namespace: Option<&str>,
     replaced: Option<&ReplacedMember>,
     now: Timestamp,
 ) -> Result<(JoinBundle, Option<String>), KubectlError> {
     let object = format!("ConfigMap {NAME}");
-    let (namespace, info) = find_join_info(home, &object, join.namespace.as_deref()).await?;
+    let (namespace, info) = find_join_info(home, &object, hub_namespace).await?;
     let addresses = match join.addresses.is_empty() {
         true => info.addresses,
         false => join.addresses.clone(),
@@ -182,9 +186,9 @@ async fn create_bundle(
 async fn find_join_info(
     home: &Connection,
     object: &str,
-    namespace: Option<&str>,
+    hub_namespace: Option<&str>,
 ) -> Result<(String, JoinInfo), KubectlError> {
-    let namespaces = home.hub_namespaces(namespace);
+    let namespaces = home.hub_namespaces(hub_namespace);
     let read = async |namespace: &str| join_info::read(home, namespace).await;
     let check = async || match home.search_hub(object, &namespaces, &read).await {
         Err(error @ KubectlError::NotFound(_)) => {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use clap::Args;
 use k8s_openapi::api::core::v1::Pod;
 use krypton_runtime::admin::parse_filter_duration;
-use krypton_types::names::namespace_name;
 
 use crate::debug_port::{DebugPort, DebugRequest, parse_loopback_address, shortened};
 use crate::error::KubectlError;
@@ -31,9 +30,6 @@ pub(crate) struct LogLevel {
     /// Only this pod
     #[arg(long, value_name = "POD", conflicts_with = "all")]
     pod: Option<String>,
-    /// Namespace of the pods; by default krypton-system, else krypton, else that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
     /// Address of a debug port, instead of a cluster
     #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = parse_loopback_address)]
     debug_address: Option<SocketAddr>,
@@ -56,9 +52,9 @@ pub(crate) async fn run(
         let response = send(&DebugPort::Address(address), &request).await?;
         return Ok(CommandOutput::stdout(response));
     }
+    let namespace = args.of.named_namespace(&target.args)?;
     let cluster = target.connect().await?;
-    let (namespace, pods) =
-        running_pods::find(args.of, &cluster, args.namespace.as_deref()).await?;
+    let (namespace, pods) = running_pods::find(args.of, &cluster, namespace).await?;
     let selected = match (&args.pod, args.all) {
         (Some(name), _) => {
             let pod = pods.into_iter().find(|pod| pod.name == *name);

@@ -43,9 +43,6 @@ pub(crate) struct Migrate {
     /// Only show what the command would create
     #[arg(long)]
     dry_run: bool,
-    /// Namespace of the objects; by default all namespaces
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
     /// Namespace in which krypton-operator looked for Regions and kubeconfig Secrets. Default: the namespace of the
     /// Region. If the Region does not exist, the namespace in which the hub looks for kubeconfigs
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name)]
@@ -60,10 +57,8 @@ pub(crate) async fn run(
     target: &Target<'_>,
 ) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
-    let scope = migrate
-        .namespace
-        .clone()
-        .map_or(Scope::All, Scope::Namespace);
+    let namespace = target.args.namespace.clone();
+    let scope = namespace.map_or(Scope::All, Scope::Namespace);
     let deployments = old_objects(&home, "CryptoEdgeDeployment", &scope).await?;
     let reason = match deployments.as_deref() {
         None => "has no CRD of CryptoEdgeDeployments".to_owned(),

@@ -12,7 +12,7 @@ use krypton_types::ca_rotation::{
     BlockingMember, LOCK_OUT_ANNOTATION, LockOut, READ_INTERVAL, REQUEST_ANNOTATION,
     ROTATION_STATE_ANNOTATION, RotationPhase, RotationStage, RotationState, blocking_members,
 };
-use krypton_types::names::{CA_SECRET, namespace_name};
+use krypton_types::names::CA_SECRET;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::core::PartialObjectMeta;
 use serde_json::json;
@@ -42,9 +42,6 @@ pub(crate) struct RotateCa {
         requires = "force"
     )]
     lock_out: Vec<String>,
-    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
 }
 
 pub(crate) async fn run(
@@ -53,7 +50,7 @@ pub(crate) async fn run(
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
-    let namespaces = home.hub_namespaces(args.namespace.as_deref());
+    let namespaces = home.hub_namespaces(target.args.hub_namespace.as_deref());
     let read = async |namespace: &str| {
         let secrets = home.namespaced::<Secret>(namespace);
         let reading = secrets.api.get_metadata_opt(CA_SECRET);

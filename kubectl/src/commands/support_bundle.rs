@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use jiff::Timestamp;
-use krypton_types::names::namespace_name;
 
 use crate::debug_port::parse_loopback_address;
 use crate::error::KubectlError;
@@ -26,9 +25,6 @@ pub(crate) struct SupportBundle {
     /// File to create; by default krypton-support-TIME.tar.gz in the current folder. An existing file is an error
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Namespace of the hub or agent; by default krypton-system, krypton, and that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
     /// Additional debug ports
     #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = parse_loopback_address)]
     debug_address: Vec<SocketAddr>,
@@ -49,7 +45,12 @@ pub(crate) async fn run(
         let reason = format!("{} already exists; name another file", file.display());
         return Err(KubectlError::Refused(reason));
     }
-    let namespaces = cluster.hub_namespaces(args.namespace.as_deref());
+    let named = [&target.args.hub_namespace, &target.args.namespace];
+    let named: Vec<String> = named.into_iter().flatten().cloned().collect();
+    let namespaces = match named.is_empty() {
+        true => cluster.hub_namespaces(None),
+        false => named,
+    };
     let reader = BundleReader::new(&cluster, now);
     let contents = reader.read_all(&namespaces, &args.debug_address).await?;
     let stderr = match contents.missing_count() {

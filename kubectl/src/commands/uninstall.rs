@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use clap::Args;
 use k8s_openapi::api::apps::v1::Deployment;
-use krypton_types::names::namespace_name;
+use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use krypton_types::join_info::NAME as JOIN_CONFIG_MAP;
+use krypton_types::names::{CHART_CONFIG_MAP, EPOCH_CONFIG_MAP, MEMBERS_CONFIG_MAP};
 use kube::api::{DynamicObject, ListParams};
 use kube::core::ApiResource;
 use serde_json::{Value, json};
@@ -16,16 +18,17 @@ use crate::kind::Kind;
 use crate::objects::{Objects, Scope, poll};
 use crate::program::{Program, pods_of};
 use crate::render::CommandOutput;
+use crate::statement::docs_url;
 
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How to remove what stays.
+pub(crate) const RELEASES_DOCS: &str = "how-to/uninstall.md#uninstall-the-releases-too";
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Uninstall {
-    /// The program to uninstall. Tenants, their releases and the CRDs stay
+    /// The program to uninstall. Its namespace is by default krypton for the hub (--hub-namespace), and krypton-system for
+    /// the agent (--namespace). Tenants, their releases and the CRDs stay
     program: Program,
-    /// Namespace; by default krypton for the hub, and krypton-system for the agent
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
     #[command(flatten)]
     helm: HelmArgs,
 }
@@ -34,10 +37,10 @@ pub(crate) async fn run(
     args: Uninstall,
     target: &Target<'_>,
 ) -> Result<CommandOutput, KubectlError> {
-    let cluster = target.connect().await?;
     let program = args.program;
-    let namespace = args.namespace.as_deref();
+    let namespace = program.named_namespace(&target.args)?;
     let namespace = namespace.unwrap_or(program.default_namespace());
+    let cluster = target.connect().await?;
     let release = ChartRelease {
         program,
         namespace,
@@ -136,15 +139,24 @@ fn remaining_note(program: Program, namespace: &str, context: &str, objects: &[S
     };
     let secret_note = match program {
         Program::Hub => format!(
-            "- Secret {namespace}/krypton-hub-ca, which all agents trust: a new hub in this namespace uses it again"
+            "- Secret {namespace}/krypton-hub-ca, which all agents trust: a new hub in this namespace uses it again\n\
+             - the hub's records in ConfigMaps of the namespace {namespace}: {CHART_CONFIG_MAP}, {EPOCH_CONFIG_MAP}, \
+             {JOIN_CONFIG_MAP} and {MEMBERS_CONFIG_MAP}"
         ),
         Program::Agent => format!(
             "- Secret {namespace}/krypton-agent-identity: a new agent in this namespace is the same member of the fleet, until you run 'kubectl krypton leave' on the home cluster"
         ),
     };
+    let namespaces = match namespace {
+        SYSTEM_NAMESPACE => "the namespace".to_owned(),
+        other => format!("the namespaces {other} and"),
+    };
     format!(
-        "These stay on the cluster {context:?}:\n- the CRDs{objects}\n- the Helm releases of all Tenants\n{secret_note}\n\
-         To remove them too, see docs/how-to/uninstall.md#uninstall-the-releases-too\n"
+        "These stay on the cluster {context:?}:\n- the CRDs{objects}\n- the Helm releases of all Tenants\n\
+         - {namespaces} {SYSTEM_NAMESPACE}, with the records of this cluster as a member: Secret krypton-desired-state, \
+         and Secrets krypton-release-… of the releases\n{secret_note}\n\
+         To remove them too, see {}\n",
+        docs_url(RELEASES_DOCS)
     )
 }
 
@@ -155,10 +167,20 @@ mod tests {
     #[test]
     fn remaining_objects_are_listed_for_each_program() {
         let text = remaining_note(Program::Hub, "krypton", "home", &["2 tenants".to_owned()]);
-        assert!(text.contains("- the CRDs with 2 tenants\n"), "{text}");
-        assert!(text.contains("Secret krypton/krypton-hub-ca"), "{text}");
+        for kept in [
+            "- the CRDs with 2 tenants\n",
+            "- the namespaces krypton and krypton-system, with",
+            "Secret krypton/krypton-hub-ca",
+            "namespace krypton: krypton-hub-chart, krypton-hub-epoch",
+        ] {
+            assert!(text.contains(kept), "{kept}: {text}");
+        }
         let text = remaining_note(Program::Agent, "krypton-system", "edge-1", &[]);
         assert!(text.contains("on the cluster \"edge-1\""), "{text}");
         assert!(text.contains("- the CRDs\n"), "{text}");
+        assert!(
+            text.contains("- the namespace krypton-system, with"),
+            "{text}"
+        );
     }
 }

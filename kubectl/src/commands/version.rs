@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
-use krypton_types::names::namespace_name;
 use serde_json::Value;
 
 use crate::error::KubectlError;
@@ -18,9 +17,6 @@ pub(crate) struct Versions {
     /// Only the version of this program; contacts no cluster
     #[arg(long)]
     client: bool,
-    /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name)]
-    namespace: Option<String>,
 }
 
 /// If the home cluster cannot be read, prints a remark and succeeds.
@@ -33,7 +29,7 @@ pub(crate) async fn run(
     if args.client {
         return Ok(output);
     }
-    match fleet_versions(&args, target).await {
+    match fleet_versions(target).await {
         Ok(versions) => output.stdout += &versions,
         Err(error) => {
             output.stderr = format!("the versions of hub and agents are unknown: {error}\n");
@@ -42,22 +38,24 @@ pub(crate) async fn run(
     Ok(output)
 }
 
-async fn fleet_versions(args: &Versions, target: &Target<'_>) -> Result<String, KubectlError> {
+async fn fleet_versions(target: &Target<'_>) -> Result<String, KubectlError> {
     let home = target.connect().await?;
     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
     let members = members.list_values().await?;
-    Ok(hub_version(args, &home).await + &agent_versions(&members))
+    let hub_namespace = target.args.hub_namespace.as_deref();
+    Ok(hub_version(hub_namespace, &home).await + &agent_versions(&members))
 }
 
-async fn hub_version(args: &Versions, home: &Connection) -> String {
-    for namespace in home.hub_namespaces(args.namespace.as_deref()) {
+async fn hub_version(hub_namespace: Option<&str>, home: &Connection) -> String {
+    for namespace in home.hub_namespaces(hub_namespace) {
         if let Ok(Some(info)) = join_info::read(home, &namespace).await
             && !info.version.is_empty()
         {
             return format!("hub {} (namespace {namespace})\n", info.version);
         }
     }
-    "hub: unknown; name a namespace with -n in which you may read its ConfigMap\n".to_owned()
+    "hub: unknown; name with --hub-namespace a namespace in which you may read its ConfigMap\n"
+        .to_owned()
 }
 
 /// Formats one line for each version, with its number of members.

@@ -43,7 +43,7 @@ pub const EXIT_CODE_MEANINGS: [(ExitCode, &str); 8] = [
     ),
     (
         ExitCode::NotReady,
-        "the Tenant is not Ready, or its readiness is unknown; or a check failed",
+        "the explained object is not Ready, or its readiness is unknown; or a check failed",
     ),
     (
         ExitCode::Refused,

@@ -1,5 +1,7 @@
-//! Builds the explanation of a Tenant from its sources. Pure: equal sources produce equal output.
+//! Builds the explanation of an object from its sources. Pure: equal sources produce equal output.
 
+mod cluster;
+mod deployment;
 mod member;
 
 use jiff::Timestamp;
@@ -16,6 +18,9 @@ use super::sources::{ExplanationSources, Lookup, PastEvent};
 use crate::render::{age, reason_and_message};
 use crate::statement::{Line, Mark};
 
+pub(super) use cluster::explain_cluster;
+pub(super) use deployment::explain_deployment;
+
 /// Age in seconds after which a hub's Lease counts as expired. Twelve times the hub's default, as clocks differ.
 const HUB_LEASE_MAX_AGE: i64 = 60;
 /// The same limit for the Lease on a member, which is valid for one minute.
@@ -29,7 +34,7 @@ const MAX_UNGROUPED_MEMBERS: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Explanation {
     pub(super) lines: Vec<Line>,
-    /// The Tenant is Ready, and the reporters of its status are still active.
+    /// The object is Ready, and the reporters of its status are still active.
     pub(super) ready: bool,
 }
 
@@ -41,7 +46,7 @@ pub(crate) struct Explainer {
     pub(crate) lines: Vec<Line>,
 }
 
-/// Builds the explanation, limited to `member` if it is set.
+/// Builds the explanation of a Tenant, limited to `member` if it is set.
 pub(super) fn explain(
     key: &TenantKey,
     member: Option<&str>,
@@ -100,15 +105,13 @@ fn is_ready(tenant: &Tenant, status: &TenantStatus, member: Option<&str>) -> boo
             .map(|state| state.ready.truth),
         None => conditions::find(&status.conditions, READY).map(|state| state.truth),
     };
-    truth == Some(Truth::True) && !is_behind(tenant, status)
+    truth == Some(Truth::True) && !is_behind(tenant, status.observed_generation)
 }
 
 /// Returns whether the status describes an earlier generation.
-fn is_behind(tenant: &Tenant, status: &TenantStatus) -> bool {
-    let generation = tenant.metadata.generation.unwrap_or_default();
-    status
-        .observed_generation
-        .is_none_or(|observed| observed < generation)
+fn is_behind(object: &impl ResourceExt, observed_generation: Option<i64>) -> bool {
+    let generation = object.meta().generation.unwrap_or_default();
+    observed_generation.is_none_or(|observed| observed < generation)
 }
 
 impl Explainer {
@@ -189,9 +192,19 @@ impl Explainer {
             return self.add_with_remedy(Mark::Unknown, text, remedy);
         };
         self.explain_target(key, tenant, status);
-        if let Some(deleted) = &tenant.metadata.deletion_timestamp {
+        self.explain_metadata(tenant, &self.command_for("resume", key, None));
+        let Some(ready) = conditions::find(&status.conditions, READY) else {
+            let remedy = "see its events: they report a Tenant that does not match the schema";
+            return self.add_with_remedy(Mark::Unknown, "it has no status yet", remedy);
+        };
+        self.explain_readiness(tenant, status.observed_generation, &ready, None);
+    }
+
+    /// Describes the deletion and the annotations of an object that has a release.
+    fn explain_metadata(&mut self, object: &impl ResourceExt, resume: &str) {
+        if let Some(deleted) = &object.meta().deletion_timestamp {
             let since = self.format_time(deleted.0);
-            let finalizers = match tenant.finalizers() {
+            let finalizers = match object.finalizers() {
                 [] => String::new(),
                 finalizers => format!(", held by the finalizers {}", finalizers.join(", ")),
             };
@@ -200,25 +213,30 @@ impl Explainer {
                 format!("being deleted since {since}{finalizers}"),
             );
         }
-        let annotation = |name: &str| tenant.annotations().get(name).map(String::as_str);
+        let annotation = |name: &str| object.annotations().get(name).map(String::as_str);
         if annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false") {
             let text = "paused by an annotation: nothing is written for it but its status";
-            let remedy = self.command_for("resume", key, None);
-            self.add_with_remedy(Mark::Note, text, remedy.as_str());
+            self.add_with_remedy(Mark::Note, text, resume);
         }
         if annotation(ORPHAN_ANNOTATION) == Some("true") {
             let text = "annotated as an orphan: its release stays when it is deleted";
             self.add(Mark::Note, text);
         }
-        let Some(ready) = conditions::find(&status.conditions, READY) else {
-            let remedy = "see its events: they report a Tenant that does not match the schema";
-            return self.add_with_remedy(Mark::Unknown, "it has no status yet", remedy);
-        };
-        if is_behind(tenant, status) {
+    }
+
+    /// Describes the condition `Ready` of an object, and whether it is outdated.
+    fn explain_readiness(
+        &mut self,
+        object: &impl ResourceExt,
+        observed_generation: Option<i64>,
+        ready: &State,
+        remedy: Option<&str>,
+    ) {
+        if is_behind(object, observed_generation) {
             let text = "it was changed, and its status does not reflect the change yet";
             self.add(Mark::Note, text);
         }
-        self.add_condition(mark_for(ready.truth), &ready, None);
+        self.add_condition(mark_for(ready.truth), ready, remedy);
     }
 
     /// Describes the origin and the target of the Tenant.

@@ -7,9 +7,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use krypton_runtime::access::api_error_message;
-use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::call::{ApiError, CALL, call_within};
 use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
 use krypton_types::conditions::{self, Readiness};
 use krypton_types::error_chain::chain;
@@ -26,6 +27,8 @@ use crate::render::one_line;
 /// Maximum number of members with separate lines.
 pub(super) const MAX_MEMBERS: usize = 10;
 const MAX_EVENTS: u32 = 500;
+/// Namespace of the events on objects without a namespace.
+const CLUSTER_EVENTS: &str = "default";
 
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,6 +70,20 @@ pub(super) struct ExplanationSources {
     pub(super) events: Lookup<Vec<PastEvent>>,
 }
 
+/// The sources of an explanation of an object that only the home cluster has.
+#[derive(Clone, Debug)]
+pub(super) struct ObjectSources<K> {
+    pub(super) object: K,
+    /// Leader election Lease of the hubs.
+    pub(super) leader_lease: Lookup<Lease>,
+    /// Namespaces searched for the hubs' Lease.
+    pub(super) hub_namespaces: Vec<String>,
+    /// Members that have the object's release.
+    pub(super) members: BTreeMap<String, Lookup<EdgeCluster>>,
+    /// Events of the object, newest last.
+    pub(super) events: Lookup<Vec<PastEvent>>,
+}
+
 /// One event, or a series of equal ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PastEvent {
@@ -91,7 +108,7 @@ pub(super) async fn collect(
         Box::pin(find_tenant(key, home)),
         edge_lease(home),
         leader_lease(hub_namespace, home),
-        tenant_events(key, home),
+        events_of("Tenant", &key.namespace, &key.name, home),
     );
     let tenant = tenant?;
     if tenant == Lookup::NotFound && member.is_none() {
@@ -104,26 +121,80 @@ pub(super) async fn collect(
         (Lookup::NotFound, Some(member)) => {
             let filter = TenantFilter::single(member, key);
             let reading = fleet_tenants::read(home, hub_namespace, debug_address, &filter);
-            report_of_first(Box::pin(reading).await)
+            report_of_first(Box::pin(reading).await.map(|read| read.tenants))
         }
         _ => Lookup::NotFound,
     };
-    let names = members_to_explain(&tenant, member);
-    let members = home.all::<EdgeCluster>();
-    let lookups = names.into_iter().map(async |name| {
-        let cluster = lookup("get edgeclusters", members.api.get(&name)).await;
-        (name, cluster)
-    });
-    let members = futures::future::join_all(lookups).await;
+    let members = find_members(members_to_explain(&tenant, member), home).await;
     Ok(ExplanationSources {
         tenant,
         member_report,
         leader_lease,
         edge_lease,
         hub_namespaces,
-        members: members.into_iter().collect(),
+        members,
         events,
     })
+}
+
+/// Collects the sources for a KryptonDeployment. Fails if it cannot be read.
+pub(super) async fn collect_deployment(
+    namespace: &str,
+    name: &str,
+    hub_namespace: Option<&str>,
+    home: &Connection,
+) -> Result<ObjectSources<KryptonDeployment>, KubectlError> {
+    let objects = home.namespaced::<KryptonDeployment>(namespace);
+    let object = Box::pin(objects.get(name)).await?;
+    let status = object.status.iter();
+    let placements = status.flat_map(|status| status.placements.iter().flatten());
+    let names = placements.map(|placement| placement.cluster.clone());
+    let ((leader_lease, hub_namespaces), members, events) = tokio::join!(
+        leader_lease(hub_namespace, home),
+        find_members(names.collect(), home),
+        events_of("KryptonDeployment", namespace, name, home),
+    );
+    Ok(ObjectSources {
+        object,
+        leader_lease,
+        hub_namespaces,
+        members,
+        events,
+    })
+}
+
+/// Collects the sources for an EdgeCluster. Fails if it cannot be read.
+pub(super) async fn collect_cluster(
+    name: &str,
+    hub_namespace: Option<&str>,
+    home: &Connection,
+) -> Result<ObjectSources<EdgeCluster>, KubectlError> {
+    let objects = home.all::<EdgeCluster>();
+    let object = Box::pin(objects.get(name)).await?;
+    let ((leader_lease, hub_namespaces), events) = tokio::join!(
+        leader_lease(hub_namespace, home),
+        events_of("EdgeCluster", CLUSTER_EVENTS, name, home),
+    );
+    Ok(ObjectSources {
+        object,
+        leader_lease,
+        hub_namespaces,
+        members: BTreeMap::new(),
+        events,
+    })
+}
+
+async fn find_members(
+    names: Vec<String>,
+    home: &Connection,
+) -> BTreeMap<String, Lookup<EdgeCluster>> {
+    let members = home.all::<EdgeCluster>();
+    let lookups = names.into_iter().map(async |name| {
+        let cluster = lookup(home, "get edgeclusters", members.api.get(&name)).await;
+        (name, cluster)
+    });
+    let members = futures::future::join_all(lookups).await;
+    members.into_iter().collect()
 }
 
 /// Returns the members that the Tenant is on or names, limited to those in the worst state.
@@ -195,14 +266,19 @@ async fn edge_lease(cluster: &Connection) -> Lookup<Lease> {
 async fn find_lease(cluster: &Connection, namespace: &str, name: &str) -> Lookup<Lease> {
     let leases = cluster.namespaced::<Lease>(namespace);
     let permission = format!("get leases in the namespace {namespace}");
-    lookup(&permission, leases.api.get(name)).await
+    lookup(cluster, &permission, leases.api.get(name)).await
 }
 
-async fn tenant_events(key: &TenantKey, home: &Connection) -> Lookup<Vec<PastEvent>> {
-    let events = home.namespaced::<Event>(&key.namespace);
-    let selector = format!("regarding.kind=Tenant,regarding.name={}", key.name);
+async fn events_of(
+    kind: &str,
+    namespace: &str,
+    name: &str,
+    home: &Connection,
+) -> Lookup<Vec<PastEvent>> {
+    let events = home.namespaced::<Event>(namespace);
+    let selector = format!("regarding.kind={kind},regarding.name={name}");
     let params = ListParams::default().fields(&selector).limit(MAX_EVENTS);
-    lookup("list events", async {
+    lookup(home, "list events", async {
         let list = events.api.list(&params).await?;
         let mut events: Vec<PastEvent> = list.items.into_iter().filter_map(past_event).collect();
         events.sort_by_key(|event| event.at);
@@ -227,10 +303,12 @@ fn past_event(event: Event) -> Option<PastEvent> {
 
 /// Runs a request that needs the right `permission`.
 pub(crate) async fn lookup<T>(
+    cluster: &Connection,
     permission: &str,
     request: impl Future<Output = kube::Result<T>>,
 ) -> Lookup<T> {
-    match call(permission.to_owned(), request).await {
+    let deadline = cluster.request_timeout.unwrap_or(CALL);
+    match call_within(deadline, permission.to_owned(), request).await {
         Ok(response) => Lookup::Found(response),
         Err(error) => match (error.code(), error) {
             (Some(404), _) => Lookup::NotFound,

@@ -1,3 +1,5 @@
+mod objects;
+
 use std::collections::BTreeMap;
 
 use krypton_types::conditions::{ClusterState, State, Truth, reason};
@@ -689,7 +691,8 @@ fn programs_get_the_same_as_json() {
         &sources_with_member(healthy_tenant(), edge_cluster()),
         now(),
     );
-    let json = to_json(&key(), &explanation);
+    let json = to_json(Some("default"), "acme", &explanation);
+    assert_eq!(json["namespace"], json!("default"));
     assert_eq!(json["ready"], json!(true));
     assert_eq!(json["lines"][0]["mark"], json!("Well"));
     assert_eq!(json["lines"][0]["member"], Value::Null);

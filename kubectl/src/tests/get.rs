@@ -192,6 +192,8 @@ async fn namespace_flags_and_context_select_list_scope() {
         ("--context home get tenants", "/namespaces/team/tenants"),
         ("get tenants --context home", "/namespaces/team/tenants"),
         ("get tenant -n other", "/namespaces/other/tenants"),
+        ("-n other get tenants", "/namespaces/other/tenants"),
+        ("--namespace=other get kd", "/other/kryptondeployments"),
         ("get tn -A", "/v1alpha1/tenants"),
         ("get clusters", "/v1alpha1/edgeclusters"),
         ("get ec -n other", "/v1alpha1/edgeclusters"),
@@ -209,6 +211,78 @@ async fn namespace_flags_and_context_select_list_scope() {
         let uri = server.uris().pop().unwrap();
         assert!(uri.contains(expected), "{command}: {uri}");
     }
+}
+
+#[tokio::test]
+async fn global_flags_work_on_both_sides_of_verb() {
+    let router = Router::new().fallback(|headers: HeaderMap| async move {
+        let user = headers.get("impersonate-user");
+        let (code, body) = match user.is_some_and(|user| user == "jane") {
+            true => list_of(tenants(), ""),
+            false => failure(403, "Forbidden", "not you"),
+        };
+        json_response(code, &body)
+    });
+    let server = FakeApiServer::serve(router).await;
+    let file = server.directory.path().join("other");
+    std::fs::rename(server.directory.path().join("config"), &file).unwrap();
+    let flags = [
+        "--kubeconfig",
+        file.to_str().unwrap(),
+        "--as=jane",
+        "--context=home",
+        "--request-timeout=10s",
+        "--namespace=team",
+    ];
+    let command = ["get", "tenants", "-o", "name"];
+    for args in [
+        [&flags[..], &command].concat(),
+        [&command[..], &flags].concat(),
+    ] {
+        let output = server.run(&args).await.unwrap();
+        assert_eq!(output.stdout.lines().count(), tenants().len(), "{output:?}");
+    }
+    let without_user = [&flags[..2], &command].concat();
+    let error = server.run(&without_user).await.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::NotPermitted);
+}
+
+#[tokio::test]
+async fn silent_server_ends_request_at_its_timeout() {
+    let router = Router::new().fallback(std::future::pending::<Response>);
+    let server = FakeApiServer::serve(router).await;
+    for args in [
+        &["get", "clusters", "--request-timeout=20ms"][..],
+        &["explain", "tenant", "acme", "--request-timeout=20ms"],
+    ] {
+        let error = server.run(args).await.unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::NoResponse, "{error}");
+        assert!(error.to_string().contains("0.02 s"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn json_path_prints_fields_of_list_or_object() {
+    let get = ["get", "tenants"];
+    let each = "jsonpath={range .items[*]}{.metadata.name}{'\\n'}{end}";
+    for (args, expected) in [
+        (&["-o", each][..], "acme\nnew\nodd\n"),
+        (
+            &["-o", "jsonpath={.kind} {.items[0].status.phase}"][..],
+            "List Error",
+        ),
+        (&["acme", "-o", "jsonpath={.status.phase}"][..], "Error"),
+    ] {
+        let mut objects = tenants();
+        objects.truncate(if args.len() == 3 { 1 } else { 3 });
+        let args = [&get[..], args].concat();
+        let output = run_with(vec![list_of(objects, "")], &args).await;
+        assert_eq!(output.stdout, expected, "{args:?}");
+    }
+    let one = vec![list_of(vec![tenants().remove(0)], "")];
+    let output = run_with(one, &["get", "tenant", "acme", "-o", "json"]).await;
+    let object: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(object, tenants().remove(0));
 }
 
 #[tokio::test]

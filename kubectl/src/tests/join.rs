@@ -108,7 +108,10 @@ async fn join_searches_candidate_namespaces_for_hub() {
     server.run(&["join", "edge-1"]).await.unwrap();
     assert!(server.uris()[4].contains("/krypton/secrets"));
     let server = joinable_server().await;
-    server.run(&["join", "edge-1", "-n", "hub"]).await.unwrap();
+    server
+        .run(&["join", "edge-1", "--hub-namespace", "hub"])
+        .await
+        .unwrap();
     assert!(server.uris()[3].contains("/hub/secrets"));
 
     let server = FakeApiServer::with_responses(vec![
@@ -127,7 +130,7 @@ async fn join_searches_candidate_namespaces_for_hub() {
     );
     let text = error_with(
         vec![no_join_info(), no_pods()],
-        &["join", "edge-1", "-n", "hub"],
+        &["join", "edge-1", "--hub-namespace", "hub"],
     )
     .await;
     assert!(text.contains("in the namespace hub,"), "{text}");
@@ -154,7 +157,10 @@ async fn join_waits_for_hub_that_starts() {
         created_secret(),
     ];
     let server = FakeApiServer::with_responses(responses).await;
-    server.run(&["join", "edge-1", "-n", "hub"]).await.unwrap();
+    server
+        .run(&["join", "edge-1", "--hub-namespace", "hub"])
+        .await
+        .unwrap();
     assert_eq!(server.uris().len(), 6);
 }
 

@@ -175,7 +175,14 @@ impl Stage {
     /// Runs `kubectl krypton join` once, and writes the join bundle for the agent of edge-1 to a file.
     pub(crate) async fn create_bundle(&self, screen: &Screen) -> Result<()> {
         let name = self.edge_1.member.as_str();
-        let command = ["kubectl", "krypton", "join", name, "-n", HUB_NAMESPACE];
+        let command = [
+            "kubectl",
+            "krypton",
+            "join",
+            name,
+            "--hub-namespace",
+            HUB_NAMESPACE,
+        ];
         let file = self.bundle.file_name().unwrap_or_default().display();
         screen.print(&format!("$ {} >{file}", command.join(" ")));
         // The hub becomes ready before it publishes its addresses.

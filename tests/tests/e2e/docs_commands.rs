@@ -18,6 +18,7 @@ use krypton_kubectl::Cli;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, TestResult, Tools,
     fleet::{CONNECTED, FleetClient, STEP_DEADLINE},
+    kubectl_krypton,
     membership::{bundle_in_namespace, kubectl_krypton_path, write_secret},
     port::Port,
     process::Invocation,
@@ -391,6 +392,10 @@ async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     let bundle = bundle_in_namespace(&story.home, namespace, "edge-1").await?;
     let file = story.file("edge-1.yaml");
     write_secret(&file, &bundle)?;
+    let checked = ["check", "--bundle", file.to_str().unwrap()];
+    let checked = kubectl_krypton(&story.edge, &checked).await?;
+    let reached = format!("✓ the hub responds at {hub_address} ");
+    assert!(checked.contains(&reached), "{checked}");
     let typed = agent.text.replace("edge-1.yaml", file.to_str().unwrap());
     let options = AgentOptions::new(story.edge.kubeconfig()).args(words(&typed)?.split_off(1));
     let mut agent = Agent::start(&options)?;

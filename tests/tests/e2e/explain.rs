@@ -1,4 +1,5 @@
-//! Shows that `kubectl krypton explain` reports the cause, the next step with its time, and silent members.
+//! Shows that `kubectl krypton explain` reports the cause, the next step with its time, silent members, and a member's
+//! Tenants.
 
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
@@ -10,6 +11,8 @@ use krypton_tests::{
 };
 use serde_json::json;
 
+const ACME: [&str; 4] = ["tenant", "acme", "-n", "default"];
+
 by_agent!(explain_names_cause_retry_and_silent_reporter);
 
 async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult {
@@ -20,7 +23,8 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     for fleet_client in [FleetClient::new(pair.home()), pair.fleet_client()] {
         fleet_client.create("acme", json!({})).await?;
     }
-    let failed = wait_for_explanation(&pair, ExitCode::NotReady, "next: it is retried at ").await?;
+    let retried = "next: it is retried at ";
+    let failed = wait_for_explanation(&pair, &ACME, ExitCode::NotReady, retried).await?;
     assert!(failed.contains("✗ InstallFailed: "), "{failed}");
     assert!(failed.contains("because it must"), "{failed}");
     let retry_time = failed.split("retried at ").nth(1).unwrap();
@@ -29,17 +33,23 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     assert!(retry_time.parse::<Timestamp>()? > before, "{failed}");
 
     chart.write("replicaCount: 0")?;
-    let healthy = wait_for_explanation(&pair, ExitCode::Success, "✓ Installed: ").await?;
+    let healthy = wait_for_explanation(&pair, &ACME, ExitCode::Success, "✓ Installed: ").await?;
     assert!(!healthy.contains("next: "), "{healthy}");
     assert!(
         healthy.contains("✓ it has applied the current desired state "),
         "{healthy}"
     );
 
+    let member = ["cluster", pair.name()];
+    let counted = "✓ 1 of 1 Tenants are Ready";
+    wait_for_explanation(&pair, &member, ExitCode::Success, counted).await?;
     check_explanation_from_report(&mut pair).await?;
 
     pair.actor()?.kill9().await?;
-    wait_for_explanation(&pair, ExitCode::NotReady, "no contact since 20").await?;
+    let silent = "no contact since 20";
+    wait_for_explanation(&pair, &ACME, ExitCode::NotReady, silent).await?;
+    let member = ["cluster", pair.name()];
+    wait_for_explanation(&pair, &member, ExitCode::NotReady, silent).await?;
     Ok(())
 }
 
@@ -81,10 +91,14 @@ async fn check_explanation_from_report(pair: &mut Pair) -> TestResult {
 }
 
 /// Waits until the output contains this text and the command exits with this code. Returns the output.
-async fn wait_for_explanation(pair: &Pair, code: ExitCode, text: &str) -> Result<String> {
-    let tenant = ["explain", "tenant", "acme", "-n", "default"];
-    let hub = ["--hub-namespace", HUB_NAMESPACE];
-    let args = [tenant.as_slice(), &hub].concat();
+async fn wait_for_explanation(
+    pair: &Pair,
+    object: &[&str],
+    code: ExitCode,
+    text: &str,
+) -> Result<String> {
+    let command = ["explain", "--hub-namespace", HUB_NAMESPACE];
+    let args = [command.as_slice(), object].concat();
     eventually(text, async || {
         let output = run_kubectl_krypton(pair.home(), &args).await?;
         let exit_code = output.status.code().context("it was killed")?;

@@ -16,7 +16,7 @@ use krypton_kubectl::ExitCode;
 use krypton_runtime::clock;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart,
-    Parts, Scenario, ServiceAccountAccess, TestResult, by_agent, eventually,
+    Parts, Scenario, ServiceAccountAccess, TestResult, Tools, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE, SYSTEM_NAMESPACE, condition},
     join_bundle, kubectl_krypton,
     membership::{kubectl_krypton_path, run_kubectl_krypton, write_secret},
@@ -196,6 +196,18 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
             .await
             .unwrap()
     };
+    // As with kubectl's own commands, the flags precede or follow the verb.
+    let kubeconfig = home.kubeconfig().to_str().unwrap().to_owned();
+    let flags = ["--kubeconfig", &kubeconfig, "--request-timeout=30s"];
+    for words in [
+        [&flags[..], &["get", "clusters"]].concat(),
+        [&["get", "clusters"][..], &flags].concat(),
+    ] {
+        let kubectl = Invocation::new(Tools::find()?.binary("kubectl"));
+        let kubectl = with_path(kubectl.arg("krypton").args(words), folder.path());
+        let listed = kubectl.output(DEADLINE).await?;
+        assert!(listed.contains("edge-3"), "{listed}");
+    }
     let kinds = completed(&["get", "cl"]).await;
     assert!(kinds.starts_with("clusters"), "{kinds}");
     let names = completed(&["pause", "cluster", ""]).await;
@@ -237,8 +249,18 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
             &["explain", "tenant", "acme", "-n", "default"],
             [NotReady, NotReady, NotReady],
         ),
+        (
+            &["explain", "cluster", "edge-1"],
+            [NotReady, NotReady, NotPermitted],
+        ),
+        (
+            &["explain", "deployment", "acme", "-n", "default"],
+            [NotFound, NotFound, NotPermitted],
+        ),
         // No hub runs.
         (&["check"], [NotReady, NotReady, NotReady]),
+        // The user may not create what the charts contain.
+        (&["check", "--pre"], [NotReady, NotReady, NotReady]),
         (
             &["pause", "cluster", "edge-1"],
             [NotPermitted, Success, NotPermitted],
@@ -266,14 +288,14 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
             [NotPermitted, Success, NotPermitted],
         ),
         (
-            &["join", "edge-3", "-n", HUB_NAMESPACE],
+            &["join", "edge-3", "--hub-namespace", HUB_NAMESPACE],
             [NotPermitted, Success, NotPermitted],
         ),
-        // The user may not create what the charts contain.
+        // As above.
         (&["install", "hub"], [NotReady, NotReady, NotReady]),
         // Helm may not read its releases.
         (
-            &["uninstall", "hub", "-n", HUB_NAMESPACE],
+            &["uninstall", "hub", "--hub-namespace", HUB_NAMESPACE],
             [Failed, Failed, Failed],
         ),
         (
@@ -296,12 +318,12 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
             [NotPermitted, Refused, NotPermitted],
         ),
         (
-            &["log-level", "hub", "-n", HUB_NAMESPACE],
+            &["log-level", "hub", "--hub-namespace", HUB_NAMESPACE],
             [NotPermitted, Refused, NotPermitted],
         ),
         // There is no CA. A user with read access gets that error.
         (
-            &["rotate-ca", "--status", "-n", HUB_NAMESPACE],
+            &["rotate-ca", "--status", "--hub-namespace", HUB_NAMESPACE],
             [NotPermitted, NotPermitted, NotFound],
         ),
         (
@@ -387,7 +409,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
     };
     let _kubelet = Kubelet::start(&home, &[pod]).await?;
     let role_accounts = role_accounts(&home).await?;
-    let versions = kubectl_krypton(&home, &["version", "-n", HUB_NAMESPACE]).await?;
+    let versions = kubectl_krypton(&home, &["version", "--hub-namespace", HUB_NAMESPACE]).await?;
     assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
     let folder = tempfile::tempdir()?;
     for (args, expected) in RIGHTS {

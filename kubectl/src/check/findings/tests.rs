@@ -1,11 +1,15 @@
 use std::path::Path;
 
 use krypton_crds::tenant::Tenant;
+use krypton_runtime::call::ApiError;
 use kube::ResourceExt as _;
 use serde_json::json;
 
 use super::*;
-use crate::statement::to_text;
+use crate::check::edge::AGENT_DOCS;
+use crate::commands::uninstall::RELEASES_DOCS;
+use crate::error::CallError;
+use crate::statement::{docs_url, to_text};
 
 fn now() -> Timestamp {
     "2026-01-02T03:04:05Z".parse().unwrap()
@@ -56,13 +60,56 @@ fn missing_rights_are_named() {
         ("services", Lookup::Found(false)),
         ("pods", not_permitted()),
     ]);
-    let expected_missing =
-        "✗ you may not create services\n    → see docs/how-to/install.md#prerequisites\n";
+    let expected_missing = format!(
+        "✗ you may not create services\n    → see {}\n",
+        docs_url(INSTALL_DOCS)
+    );
     assert_eq!(to_text(&[line]), expected_missing);
     assert_eq!(
         super::rights(&[("pods", not_permitted())]).mark,
         Mark::Unknown
     );
+}
+
+#[test]
+fn rights_of_hub_fail_only_if_missing() {
+    let right = |lookup| ("list tenants".to_owned(), lookup);
+    let granted = || right(Lookup::Found(true));
+    let cases = [
+        (right(Lookup::Found(true)), Mark::Ok, "has its rights"),
+        (
+            right(Lookup::Found(false)),
+            Mark::Problem,
+            "the hub's account krypton/hub may not list tenants",
+        ),
+        (right(not_permitted()), Mark::Note, "you may not get it"),
+        (
+            right(Lookup::Failed("no route".to_owned())),
+            Mark::Problem,
+            "no route",
+        ),
+    ];
+    for (reviewed, mark, expected) in cases {
+        let line = hub_rights("krypton/hub", &[granted(), reviewed]);
+        assert_eq!(line.mark, mark, "{line:?}");
+        assert!(line.text.contains(expected), "{line:?}");
+    }
+}
+
+#[test]
+fn clock_differences_are_judged_by_size() {
+    let cases = [
+        (0, Mark::Ok, "agree"),
+        (-2, Mark::Ok, "agree"),
+        (3, Mark::Note, "is 3 s ahead of that of this machine"),
+        (-30, Mark::Note, "is 30 s behind"),
+        (31, Mark::Problem, "is 31 s ahead of"),
+    ];
+    for (seconds, mark, expected) in cases {
+        let line = clock(SignedDuration::from_secs(seconds));
+        assert_eq!(line.mark, mark, "{line:?}");
+        assert!(line.text.contains(expected), "{line:?}");
+    }
 }
 
 fn served(mut crd: CustomResourceDefinition) -> (String, Lookup<CustomResourceDefinition>) {
@@ -152,6 +199,98 @@ fn missing_or_silent_leader_fails() {
     assert_eq!(hub_version("0.0.1").mark, Mark::Note);
 }
 
+/// A pod of the hub, with this status of its container.
+fn pod(ready: &str, container_status: Value) -> Value {
+    let condition = |kind: &str, status: &str| {
+        let reason = "ContainersNotReady";
+        json!({"type": kind, "status": status, "reason": reason, "message": "unready"})
+    };
+    let conditions = [condition("Initialized", "True"), condition("Ready", ready)];
+    let status = json!({"conditions": conditions, "containerStatuses": [container_status]});
+    json!({"metadata": {"name": "hub-0"}, "status": status})
+}
+
+#[test]
+fn unready_and_restarted_pods_have_lines() {
+    let ended = |at: &str| {
+        let ended = json!({"reason": "OOMKilled", "exitCode": 137, "finishedAt": at});
+        json!({"restartCount": 5, "lastState": {"terminated": ended}})
+    };
+    let recent = "2026-01-02T03:03:05Z";
+    let mut waiting = ended(recent);
+    waiting["state"] = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}});
+    let mut deleted = pod("False", json!({}));
+    deleted["metadata"]["deletionTimestamp"] = json!(recent);
+    let all_ready = "✓ 1 of 1 pods of the hub are Ready\n";
+    let cases = [
+        (pod("True", json!({})), all_ready),
+        (pod("True", ended("2026-01-02T02:04:04Z")), all_ready),
+        (
+            pod("True", ended(recent)),
+            "! the pod krypton/hub-0 has restarted 5 times, last 60s ago: OOMKilled, exit code 137\n",
+        ),
+        (
+            pod("False", json!({})),
+            "✗ the pod krypton/hub-0 is not Ready: ContainersNotReady: unready\n",
+        ),
+        (
+            pod("False", waiting),
+            "✗ the pod krypton/hub-0 is not Ready: CrashLoopBackOff: back-off; it has restarted 5 times",
+        ),
+    ];
+    for (pod, expected) in cases {
+        let hub_pods = Ok(Some(("krypton".to_owned(), vec![pod, deleted.clone()])));
+        let output = to_text(&pods(&hub_pods, now()));
+        assert!(output.contains(expected), "{output}");
+        let is_ok = expected == all_ready;
+        assert_eq!(output.lines().count() == 1, is_ok, "{output}");
+    }
+    assert_eq!(pods(&Ok(None), now()), []);
+}
+
+#[test]
+fn viewer_without_pods_passes_the_check() {
+    let status = kube::core::Status::failure("no", "Forbidden").with_code(403);
+    let error = ApiError::Failed {
+        attempt: "listing pods".into(),
+        source: Box::new(kube::Error::Api(status.boxed())),
+    };
+    let error = KubectlError::Call(Box::new(CallError {
+        context: "home".to_owned(),
+        verb: "list",
+        objects: "pods in the namespace krypton".to_owned(),
+        resource: "pods".to_owned(),
+        plural: "pods".to_owned(),
+        error,
+    }));
+    let lines = pods(&Err(error), now());
+    assert_eq!(lines[0].mark, Mark::Note, "{lines:?}");
+    assert!(lines[0].text.contains("the verb list on pods"), "{lines:?}");
+    let unreachable = pods(&Err(KubectlError::Failed("no".to_owned())), now());
+    assert_eq!(unreachable[0].mark, Mark::Unknown);
+}
+
+#[test]
+fn newest_root_of_ca_is_judged() {
+    let root = |from: &str, to: &str| Validity {
+        not_before: from.parse().unwrap(),
+        not_after: to.parse().unwrap(),
+    };
+    let old = root("2016-01-01T00:00:00Z", "2026-01-01T00:00:00Z");
+    let late = root("2017-01-01T00:00:00Z", "2027-01-01T00:00:00Z");
+    let new = root("2026-01-01T00:00:00Z", "2036-01-01T00:00:00Z");
+    for (roots, mark, expected) in [
+        (vec![old, new], Mark::Ok, "valid until 2036-01-01T00:00:00Z"),
+        (vec![late], Mark::Note, "expires at 2027-01-01T00:00:00Z"),
+        (vec![old], Mark::Problem, "expired at 2026-01-01T00:00:00Z"),
+    ] {
+        let line = authority(&roots, now()).unwrap();
+        assert_eq!(line.mark, mark, "{line:?}");
+        assert!(line.text.contains(expected), "{line:?}");
+    }
+    assert_eq!(authority(&[], now()), None);
+}
+
 fn cluster(name: &str, spec: Value, connected: &str, more: Value) -> Value {
     let condition = json!({
         "type": "Connected", "status": connected, "reason": "AgentAway", "message": "no contact",
@@ -188,6 +327,16 @@ fn well_members_share_one_line() {
 #[test]
 fn each_defect_of_member_is_shown() {
     let counts = json!({"tenants": {"total": 4, "ready": 3, "pending": 0, "error": 1}});
+    let condition = |kind: &str, status: &str, reason: &str| {
+        json!({
+            "type": kind, "status": status, "reason": reason, "message": "new kubeconfig",
+            "lastTransitionTime": "2026-01-02T03:00:05Z",
+        })
+    };
+    let conditions = [
+        condition("Connected", "True", "Connected"),
+        condition("AccessCurrent", "False", "CertificateExpiresSoon"),
+    ];
     let cases = [
         (json!({"paused": true}), json!({}), "! paused"),
         (
@@ -200,6 +349,11 @@ fn each_defect_of_member_is_shown() {
             json!({}),
             json!({"agentVersion": "0.0.1"}),
             "! its agent has version 0.0.1",
+        ),
+        (
+            json!({}),
+            json!({"conditions": conditions}),
+            "! CertificateExpiresSoon: new kubeconfig",
         ),
     ];
     for (spec, status, expected) in cases {
@@ -246,20 +400,24 @@ fn only_worst_members_have_lines() {
 }
 
 #[test]
-fn remedies_name_existing_headings() {
-    let remedies = [
-        INSTALL_REMEDY,
-        CRD_REMEDY,
-        ORIGINAL_CRD_REMEDY,
-        HUB_REMEDY,
-        VERSION_SKEW_REMEDY,
-        NO_MEMBER_REMEDY,
-        TENANTS_REMEDY,
+fn lines_link_existing_headings() {
+    let pages = [
+        INSTALL_DOCS,
+        CRD_DOCS,
+        ORIGINAL_CRD_DOCS,
+        LEADER_DOCS,
+        POD_DOCS,
+        RESTART_DOCS,
+        RIGHTS_DOCS,
+        AUTHORITY_DOCS,
+        VERSION_SKEW_DOCS,
+        MEMBER_DOCS,
+        TENANTS_DOCS,
+        AGENT_DOCS,
+        RELEASES_DOCS,
     ];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    for remedy in remedies {
-        let link = remedy.split(' ').find(|word| word.starts_with("docs/"));
-        let link = link.unwrap().trim_end_matches(';');
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    for link in pages {
         let (page, heading) = link.split_once('#').unwrap_or((link, ""));
         let page = std::fs::read_to_string(root.join(page)).expect(link);
         let anchor = |title: &str| title.to_lowercase().replace(' ', "-");

@@ -3,11 +3,10 @@
 use krypton_types::fleet_tenants::FleetTenant;
 use serde_json::json;
 
+use super::output::Output;
 use super::tenants::phase_and_message;
 use crate::error::KubectlError;
-use crate::render::{
-    CommandOutput, OutputFormat, Table, View, chart_cell, encode, message_cell, one_line,
-};
+use crate::render::{CommandOutput, OutputFormat, Table, View, chart_cell, message_cell, one_line};
 
 const HEADER: [&str; 7] = [
     "MEMBER",
@@ -21,13 +20,14 @@ const HEADER: [&str; 7] = [
 
 pub(super) fn fleet_output(
     tenants: &[FleetTenant],
-    format: Option<OutputFormat>,
+    output: Option<&Output>,
     view: View,
 ) -> Result<CommandOutput, KubectlError> {
-    if let Some(format @ (OutputFormat::Json | OutputFormat::Yaml)) = format {
-        return encode(format, &json!({ "items": tenants })).map(CommandOutput::stdout);
+    if let Some(output) = output.filter(|output| output.is_document()) {
+        let document = json!({ "items": tenants });
+        return output.encode(&document).map(CommandOutput::stdout);
     }
-    if format == Some(OutputFormat::Name) {
+    if matches!(output, Some(Output::Format(OutputFormat::Name))) {
         let name = |tenant: &FleetTenant| {
             let name = format!("{}/{}", tenant.member, tenant.key);
             one_line(&name) + "\n"
@@ -101,9 +101,8 @@ edge-1   default     acme   Ready     True    c:1.0.0   HelmInstalled: why
 edge-2   default     acme   Pending   False   -         NotReady: why
 ";
         assert_eq!(fleet_output(&tenants, None, view).unwrap().stdout, expected);
-        let json = fleet_output(&tenants, Some(OutputFormat::Json), view)
-            .unwrap()
-            .stdout;
+        let format = Output::Format(OutputFormat::Json);
+        let json = fleet_output(&tenants, Some(&format), view).unwrap().stdout;
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["items"][1]["member"], "edge-2");
         let none = fleet_output(&[], None, view).unwrap();

@@ -13,7 +13,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use crate::commands::get::{Get, to_table};
 use crate::error::KubectlError;
 use crate::objects::Objects;
-use crate::render::{OutputFormat, Widths, encode};
+use crate::render::{OutputFormat, Widths};
 
 /// Shown version of each object, by namespace and name. After a relist, the command shows only changed objects.
 #[derive(Debug, Default)]
@@ -120,24 +120,23 @@ fn format_changes(
     widths: &mut Widths,
 ) -> Result<String, KubectlError> {
     let changed: Vec<_> = changed.into_iter().map(|it| objects.to_value(it)).collect();
-    if get.output == Some(OutputFormat::Name) {
+    if get.has_format(OutputFormat::Name) {
         return Ok(changed.iter().map(|it| objects.name_line(it)).collect());
     }
-    let Some(format @ (OutputFormat::Json | OutputFormat::Yaml)) = get.output else {
+    let Some(output) = get.document() else {
         return Ok(match changed.as_slice() {
             [] => String::new(),
             _ => to_table(get, &changed, clock::wall()).render_below(widths),
         });
     };
-    let separator = if format == OutputFormat::Yaml {
-        "---\n"
-    } else {
-        ""
+    let separator = match get.has_format(OutputFormat::Yaml) {
+        true => "---\n",
+        false => "",
     };
     let mut text = String::new();
     for object in &changed {
         text += separator;
-        text += &encode(format, object)?;
+        text += &output.encode(object)?;
     }
     Ok(text)
 }

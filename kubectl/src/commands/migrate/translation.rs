@@ -228,7 +228,7 @@ fn spec_from_references(
     match find_objects(&references.accounts, &account_name, Some(namespace)).first() {
         Some(account_object) => account.extend(text_fields(&account_object["spec"], &["displayName", "owner"])),
         None => notes.push(format!(
-            "there is no Account {account_name} in namespace {namespace}; its display name and owner are left out"
+            "AccountNotFound: there is no Account {account_name} in namespace {namespace}; its display name and owner are left out"
         )),
     }
     let (secret_namespace, secret) = match find_region_secret(&region_name, references)? {

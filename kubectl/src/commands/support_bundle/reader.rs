@@ -110,7 +110,9 @@ impl<'a> BundleReader<'a> {
         }
         if !found_program {
             let names = namespaces.join(" or ");
-            let reason = format!("none in {names}: name its namespace with -n");
+            let reason = format!(
+                "none in {names}: name a hub's namespace with --hub-namespace, and an agent's with --namespace"
+            );
             self.contents
                 .add_missing("pods and logs of hub or agent", &reason);
         }
@@ -164,7 +166,8 @@ impl<'a> BundleReader<'a> {
 
     async fn read_versions(&mut self) {
         let reading = self.cluster.client.apiserver_version();
-        let apiserver = call_within(DEADLINE, "reading the version", reading).await;
+        let deadline = self.cluster.request_timeout.unwrap_or(DEADLINE);
+        let apiserver = call_within(deadline, "reading the version", reading).await;
         let apiserver = apiserver.ok().map(|info| info.git_version);
         let versions =
             json!({"kubectl-krypton": env!("CARGO_PKG_VERSION"), "apiserver": apiserver});

@@ -93,7 +93,11 @@ impl Explainer {
         let is_connected = self.explain_connection(&status, connected.as_ref());
         self.explain_lease(&status, connected.as_ref(), is_connected);
         self.explain_desired_state(&status, is_connected);
-        for type_ in [conditions::VALUES_RESOLVED, "CertificateCurrent"] {
+        for type_ in [
+            conditions::VALUES_RESOLVED,
+            "CertificateCurrent",
+            "AccessCurrent",
+        ] {
             let condition = conditions::find(&status.conditions, type_);
             if let Some(condition) = condition.filter(|condition| condition.truth == Truth::False) {
                 self.add_condition(

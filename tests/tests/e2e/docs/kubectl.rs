@@ -6,7 +6,15 @@ use krypton_kubectl::Cli;
 use super::generated::{check, code, sentence, table};
 
 /// Flags that every command has, and that only the overview lists.
-const COMMON: [&str; 4] = ["help", "kubeconfig", "context", "as_user"];
+const COMMON: [&str; 7] = [
+    "help",
+    "kubeconfig",
+    "context",
+    "as_user",
+    "namespace",
+    "hub_namespace",
+    "request_timeout",
+];
 
 fn is_common(arg: &Arg) -> bool {
     COMMON.contains(&arg.get_id().as_str())

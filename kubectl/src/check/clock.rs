@@ -1,0 +1,88 @@
+//! Compares the clock of an API server with that of this machine.
+
+use std::time::Instant;
+
+use hyper::Request;
+use hyper::header::DATE;
+use jiff::fmt::rfc2822::DateTimeParser;
+use jiff::{SignedDuration, Timestamp};
+use kube::client::Body;
+
+use crate::explain::sources::{Lookup, lookup};
+use crate::home::Connection;
+
+/// The clock of this machine since the start of the command, which may wait for a login.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocalClock {
+    start: Timestamp,
+    started: Instant,
+}
+
+impl LocalClock {
+    pub(super) fn start(now: Timestamp) -> Self {
+        Self {
+            start: now,
+            started: Instant::now(),
+        }
+    }
+
+    fn now(self) -> Timestamp {
+        let now = self.start.saturating_add(self.started.elapsed());
+        now.unwrap_or(self.start)
+    }
+}
+
+/// Returns how far the clock of the API server is ahead of `clock`. `None` if its response has no valid date.
+pub(super) async fn ahead(cluster: &Connection, clock: LocalClock) -> Option<SignedDuration> {
+    let request = Request::get("/version").body(Body::empty()).ok()?;
+    let sent = clock.now();
+    let response = lookup(cluster, "get /version", cluster.client.send(request)).await;
+    let received = clock.now();
+    let Lookup::Found(response) = response else {
+        return None;
+    };
+    let date = response.headers().get(DATE)?.to_str().ok()?;
+    let date = DateTimeParser::new().parse_timestamp(date).ok()?;
+    Some(difference(date, sent, received))
+}
+
+/// Returns the smallest difference that explains the `date`, which has whole seconds, of a response.
+fn difference(date: Timestamp, sent: Timestamp, received: Timestamp) -> SignedDuration {
+    let end_of_second = date.duration_since(sent) + SignedDuration::from_secs(1);
+    let from_receipt = date.duration_since(received);
+    if from_receipt.is_positive() {
+        from_receipt
+    } else if end_of_second.is_negative() {
+        end_of_second
+    } else {
+        SignedDuration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn difference_allows_for_duration_of_request() {
+        let at = |millisecond| Timestamp::from_millisecond(millisecond).unwrap();
+        for (date, sent, received, expected) in [
+            (10_000, 10_500, 10_600, 0),
+            (10_000, 10_900, 11_100, 0),
+            (10_000, 8_000, 10_000, 0),
+            (10_000, 8_000, 9_000, 1_000),
+            (10_000, 11_000, 12_000, 0),
+            (10_000, 14_500, 14_600, -3_500),
+            (50_000, 10_500, 10_600, 39_400),
+        ] {
+            let difference = difference(at(date), at(sent), at(received));
+            assert_eq!(difference.as_millis(), expected, "{date} {sent} {received}");
+        }
+    }
+
+    #[test]
+    fn date_of_http_is_parsed() {
+        let date = DateTimeParser::new().parse_timestamp("Fri, 02 Jan 2026 03:04:05 GMT");
+        assert_eq!(date.unwrap().to_string(), "2026-01-02T03:04:05Z");
+    }
+}

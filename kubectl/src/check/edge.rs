@@ -1,0 +1,215 @@
+//! Checks what an agent needs with a join bundle, from this machine: the bundle, and a connection to the hub.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use futures::future::join_all;
+use jiff::Timestamp;
+use krypton_runtime::dial::{DialError, ProxiedTcp, open_tls};
+use krypton_runtime::net::Network;
+use krypton_runtime::tls::client_config;
+use krypton_types::error_chain::chain;
+use krypton_types::join_bundle::JoinBundle;
+
+use super::{findings, validities};
+use crate::error::KubectlError;
+use crate::home::Env;
+use crate::render::one_line;
+use crate::statement::{Line, Mark};
+
+/// Explains how the agent connects, and its errors.
+pub(super) const AGENT_DOCS: &str = "reference/reasons.md#agent-messages";
+
+/// Reads a join bundle.
+pub(super) fn read(file: &Path) -> Result<JoinBundle, KubectlError> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        KubectlError::Failed(format!("reading {} failed: {error}", file.display()))
+    })?;
+    JoinBundle::parse(&text).map_err(|error| {
+        let error = chain(&error);
+        KubectlError::Failed(format!("{} is not valid: {error}", file.display()))
+    })
+}
+
+/// Checks the bundle, and each address of the hub in it.
+pub(super) async fn check(bundle: &JoinBundle, env: Env<'_>, now: Timestamp) -> Vec<Line> {
+    let mut lines = vec![expiry(bundle, now)];
+    lines.extend(findings::authority(
+        &validities(&bundle.certificate_authority),
+        now,
+    ));
+    lines.extend(connections(bundle, env).await);
+    lines
+}
+
+/// Returns on one line why no address can be reached. `None` if one can.
+pub(crate) async fn connection_defect(bundle: &JoinBundle, env: Env<'_>) -> Option<String> {
+    let lines = connections(bundle, env).await;
+    let is_connected = lines.iter().any(|line| line.mark == Mark::Ok);
+    let texts: Vec<String> = lines.iter().map(|line| one_line(&line.text)).collect();
+    (!is_connected).then(|| texts.join("; "))
+}
+
+/// The hub accepts the bundle until it expires, or one agent has used it.
+fn expiry(bundle: &JoinBundle, now: Timestamp) -> Line {
+    let JoinBundle {
+        cluster, expires, ..
+    } = bundle;
+    if *expires > now {
+        let text = format!("the bundle lets one agent of {cluster} join until {expires}");
+        return Line::new(Mark::Ok, text, None);
+    }
+    let text = format!("the bundle of {cluster} expired at {expires}");
+    let remedy = format!("create another: kubectl krypton join {cluster}");
+    Line::new(Mark::Problem, text, remedy.as_str()).with_docs(AGENT_DOCS)
+}
+
+/// Connects to each address as an agent does, with the proxy of the environment.
+async fn connections(bundle: &JoinBundle, env: Env<'_>) -> Vec<Line> {
+    let roots = bundle.roots().unwrap_or_default();
+    let tls = match client_config(&roots, None) {
+        Ok(tls) => Arc::new(tls),
+        Err(error) => {
+            let text = format!("the bundle's CA cannot be used: {}", chain(&error));
+            return vec![Line::new(Mark::Problem, text, None).with_docs(AGENT_DOCS)];
+        }
+    };
+    let network = ProxiedTcp::new(env);
+    let attempts = bundle.addresses.iter().map(async |address| {
+        let opening = open_tls(&network, address, Arc::clone(&tls));
+        Attempt {
+            address,
+            proxy: network.proxy(address).map(|proxy| {
+                let host = proxy.uri.host().unwrap_or_default();
+                format!("{host}:{}", proxy.uri.port_u16().unwrap_or(80))
+            }),
+            result: Box::pin(opening).await.map(drop),
+        }
+    });
+    judge(&join_all(attempts).await)
+}
+
+/// An attempt to connect to one address.
+struct Attempt<'a> {
+    address: &'a str,
+    /// Proxy of the environment for this address.
+    proxy: Option<String>,
+    result: Result<(), DialError>,
+}
+
+/// An agent needs one of the addresses.
+fn judge(attempts: &[Attempt<'_>]) -> Vec<Line> {
+    let is_connected = attempts.iter().any(|attempt| attempt.result.is_ok());
+    let line = |attempt: &Attempt<'_>| {
+        let machine = match &attempt.proxy {
+            Some(proxy) => format!("from this machine through its proxy {proxy}"),
+            None => "from this machine".to_owned(),
+        };
+        let place = format!("{machine}, not from the cluster");
+        match &attempt.result {
+            Ok(()) => {
+                let text = format!(
+                    "the hub responds at {} with a valid certificate ({place})",
+                    attempt.address
+                );
+                Line::new(Mark::Ok, text, None)
+            }
+            Err(error) => {
+                let mark = match is_connected {
+                    true => Mark::Note,
+                    false => Mark::Problem,
+                };
+                let text = format!("{} ({place})", chain(error));
+                Line::new(mark, text, None).with_docs(AGENT_DOCS)
+            }
+        }
+    };
+    attempts.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::join_bundle::BUNDLE_MAX_BYTES;
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-01-02T03:04:05Z".parse().unwrap()
+    }
+
+    fn bundle(addresses: Vec<String>) -> JoinBundle {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let root = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        JoinBundle {
+            cluster: "edge-1".to_owned(),
+            addresses,
+            certificate_authority: root.pem(),
+            token: format!("{}.{}", "a".repeat(16), "0".repeat(64)),
+            expires: now(),
+        }
+    }
+
+    #[tokio::test]
+    async fn server_without_tls_and_expired_bundle_fail() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            assert!(stream.read(&mut request).await.unwrap() > 0);
+            let response = b"HTTP/1.1 400 Bad Request\r\n\r\n";
+            stream.write_all(response).await.unwrap();
+        });
+        let lines = check(&bundle(vec![address.clone()]), &|_| None, now()).await;
+        let [expiry, authority, connection] = lines.as_slice() else {
+            panic!("{lines:?}");
+        };
+        assert_eq!(expiry.mark, Mark::Problem, "{expiry:?}");
+        assert!(expiry.text.contains("expired at"), "{expiry:?}");
+        assert_eq!(authority.mark, Mark::Ok, "{authority:?}");
+        assert_eq!(connection.mark, Mark::Problem, "{connection:?}");
+        for text in [&*address, "not with TLS", "not from the cluster"] {
+            assert!(connection.text.contains(text), "{connection:?}");
+        }
+    }
+
+    #[test]
+    fn one_reachable_address_suffices() {
+        let attempt = |address, proxy: Option<&str>, result| Attempt {
+            address,
+            proxy: proxy.map(str::to_owned),
+            result,
+        };
+        let refused = || Err(DialError::Refused("b:2".to_owned()));
+        let lines = judge(&[
+            attempt("a:1", Some("proxy:3128"), Ok(())),
+            attempt("b:2", None, refused()),
+        ]);
+        assert_eq!(lines[0].mark, Mark::Ok);
+        assert!(lines[0].text.contains("proxy:3128"), "{lines:?}");
+        assert_eq!(lines[1].mark, Mark::Note);
+        assert!(
+            lines[1].text.starts_with("connection to hub b:2 refused"),
+            "{lines:?}"
+        );
+        assert_eq!(
+            judge(&[attempt("b:2", None, refused())])[0].mark,
+            Mark::Problem
+        );
+    }
+
+    #[test]
+    fn file_without_bundle_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("edge-1.yaml");
+        let error = read(&file).unwrap_err().to_string();
+        assert!(error.contains("edge-1.yaml failed"), "{error}");
+        std::fs::write(&file, "x".repeat(BUNDLE_MAX_BYTES + 1)).unwrap();
+        let error = read(&file).unwrap_err().to_string();
+        assert!(error.contains("edge-1.yaml is not valid"), "{error}");
+    }
+}

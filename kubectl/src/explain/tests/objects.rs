@@ -1,0 +1,157 @@
+//! Explanations of clusters and KryptonDeployments.
+
+use super::super::sources::ObjectSources;
+use super::*;
+
+fn object_sources<K: serde::de::DeserializeOwned>(object: Value) -> ObjectSources<K> {
+    ObjectSources {
+        object: serde_json::from_value(object).unwrap(),
+        leader_lease: found(lease("hub-0", "2026-11-23T00:39:58.000000Z")),
+        hub_namespaces: vec!["krypton".to_owned()],
+        members: BTreeMap::from([("edge-1".to_owned(), found(edge_cluster()))]),
+        events: Lookup::Found(Vec::new()),
+    }
+}
+
+#[track_caller]
+fn assert_lines(explanation: &Explanation, ready: bool, lines: &[&str]) {
+    let output = to_text(&explanation.lines);
+    for line in lines {
+        assert!(output.contains(line), "{line:?} is not in\n{output}");
+    }
+    assert_eq!(explanation.ready, ready, "{output}");
+}
+
+#[test]
+fn cluster_is_explained_with_its_failing_tenants() {
+    let assert_explained = |cluster: Value, ready: bool, lines: &[&str]| {
+        let explanation = explanation::explain_cluster(&object_sources(cluster), now());
+        assert_lines(&explanation, ready, lines);
+    };
+    let cluster = with_condition(edge_cluster(), condition("Ready", "True", "Ready", ""));
+    let cluster = with_field(cluster, "/status/observedGeneration", json!(1));
+    let counts = |ready: u32| json!({"total": 3, "ready": ready, "pending": 3 - ready, "error": 0});
+    let healthy = with_field(cluster, "/status/tenants", counts(3));
+    let lines = [
+        "✓ the hub hub-0 leads\nedge-1\n  ✓ its agent (0.1.0) is connected",
+        "  ✓ 3 of 3 Tenants are Ready\n",
+    ];
+    assert_explained(healthy.clone(), true, &lines);
+
+    let tenant = |name: &str, state: &str| json!({"namespace": "default", "name": name, "state": state, "reason": "Why"});
+    let tenants = [
+        tenant("a", "NotReady"),
+        tenant("b", "Ready"),
+        tenant("c", "Error"),
+    ];
+    let summaries = json!({"tenants": tenants, "omitted": 0});
+    let failing = with_field(healthy.clone(), "/status/tenants", counts(1));
+    let failing = with_field(failing, "/status/tenantSummaries", summaries);
+    let lines = [
+        "  ! 1 of 3 Tenants are Ready\n  ! Tenant default/c: Error: Why\n      → kubectl krypton explain tenant c -n default --on edge-1\n  ! Tenant default/a: NotReady: Why\n",
+    ];
+    assert_explained(failing, true, &lines);
+
+    for (changed, line) in [
+        (
+            condition("Connected", "False", "AgentAway", "gone"),
+            "? at the last contact, 3 of 3 Tenants are Ready",
+        ),
+        (
+            condition("Ready", "False", "ValuesMissing", "no such Secret"),
+            "! ValuesMissing: no such Secret",
+        ),
+    ] {
+        assert_explained(with_condition(healthy.clone(), changed), false, &[line]);
+    }
+    let invalid = condition("TargetClusterResolved", "False", "KubeconfigInvalid", "bad");
+    let line = "  ! KubeconfigInvalid: bad\n      → correct the kubeconfig";
+    assert_explained(with_condition(healthy.clone(), invalid), true, &[line]);
+    let deleted = with_field(
+        healthy.clone(),
+        "/metadata/deletionTimestamp",
+        json!("2026-11-23T00:30:00Z"),
+    );
+    let waiting = condition("Uninstalled", "False", "UninstallWaits", "for edge-1");
+    let lines = [
+        "! it is leaving the fleet\n",
+        "! UninstallWaits: for edge-1\n",
+    ];
+    assert_explained(with_condition(deleted, waiting), false, &lines);
+    let changed = with_field(healthy, "/metadata/generation", json!(2));
+    assert_explained(changed, false, &["! it was changed, and its status"]);
+}
+
+/// A KryptonDeployment on edge-1.
+fn deployment(ready: (&str, &str)) -> Value {
+    json!({
+        "apiVersion": "mesh.openkcm.io/v1alpha1", "kind": "KryptonDeployment",
+        "metadata": {"name": "acme", "namespace": "accounts", "generation": 2},
+        "spec": {"account": {"name": "acme"}, "region": {"name": "paris"}},
+        "status": {
+            "observedGeneration": 2, "lastAppliedChart": "r/c:1",
+            "placements": [{"cluster": "edge-1", "clusterUid": "u"}],
+            "conditions": [condition("Ready", ready.0, ready.1, "a message")],
+        },
+    })
+}
+
+#[test]
+fn deployment_is_explained_with_its_member() {
+    let assert_explained = |object: Value, ready: bool, lines: &[&str]| {
+        let explanation = explanation::explain_deployment(&object_sources(object), now());
+        assert_lines(&explanation, ready, lines);
+    };
+    let healthy = deployment(("True", "Deployed"));
+    let lines = [
+        "✓ KryptonDeployment accounts/acme names the region paris\n✓ Deployed: a message\n✓ the chart that was installed last is r/c:1\n✓ the hub hub-0 leads\n",
+        "edge-1\n  ✓ its agent (0.1.0) is connected",
+    ];
+    assert_explained(healthy.clone(), true, &lines);
+    let failed = "✗ HelmFailed: a message\n    → correct the chart or its values; to retry now: kubectl krypton resync deployment acme -n accounts\n";
+    assert_explained(deployment(("False", "HelmFailed")), false, &[failed]);
+    let unresolved = condition("TargetClusterResolved", "False", "SecretNotFound", "none");
+    let unresolved = with_condition(deployment(("False", "EdgeUnavailable")), unresolved);
+    let lines = ["✗ SecretNotFound: none\n", "✗ EdgeUnavailable: a message\n"];
+    assert_explained(unresolved, false, &lines);
+    let paused = json!({"mesh.openkcm.io/paused": "true"});
+    let leaving = json!([{"cluster": "edge-1", "clusterUid": "u", "removing": true}]);
+    for (pointer, value, ready, line) in [
+        (
+            "/metadata/annotations",
+            paused,
+            true,
+            "→ kubectl krypton resume deployment acme -n accounts",
+        ),
+        (
+            "/metadata/deletionTimestamp",
+            json!("2026-11-23T00:30:00Z"),
+            false,
+            "! being deleted since 2026-11-23T00:30:00Z (10m ago)",
+        ),
+        (
+            "/metadata/generation",
+            json!(3),
+            false,
+            "! it was changed, and its status does not reflect the change yet\n",
+        ),
+        (
+            "/status/placements",
+            leaving,
+            true,
+            "  ! the release is being uninstalled there\n",
+        ),
+        (
+            "/status/conditions",
+            json!([]),
+            false,
+            "? it has no status yet\n",
+        ),
+    ] {
+        assert_explained(with_field(healthy.clone(), pointer, value), ready, &[line]);
+    }
+    let mut away = object_sources(healthy);
+    away.members.insert("edge-1".to_owned(), Lookup::NotFound);
+    let explanation = explanation::explain_deployment(&away, now());
+    assert_lines(&explanation, false, &["✗ no EdgeCluster has this name"]);
+}
