@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
 use krypton_helm::chart::ChartSource;
-use krypton_reconciler::plan::{HISTORY, Remediation};
 use krypton_runtime::access::{LocalSource, ServiceAccount};
 use krypton_runtime::admin::DEFAULT_DEBUG_ADDRESS;
 use krypton_runtime::args::parsers::{
@@ -18,6 +17,7 @@ use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_runtime::telemetry::config::TelemetryConfig;
 use krypton_runtime::telemetry::traces::OtlpEndpoint;
 use krypton_runtime::telemetry::{DEFAULT_FILTER, LogFormat};
+use krypton_types::desired::handling::{HISTORY, Remediation};
 
 use crate::credentials::join::BundleSources;
 
@@ -63,15 +63,15 @@ pub struct Flags {
     /// Longest pause between two attempts of a failed install or upgrade
     #[arg(long, value_name = "DURATION", env = "KRYPTON_RETRY_MAX", default_value = "15m", value_parser = positive(), help_heading = HELM)]
     pub retry_max: Duration,
-    /// Number of retries after a failed install or upgrade. Unlimited if not set
+    /// Number of retries after a failed install or upgrade [default: the hub's --retries]
     #[arg(long, value_name = "N", env = "KRYPTON_RETRIES", value_parser = from_str::<u32>("a number of retries", "write 0 or more"), help_heading = HELM)]
     pub retries: Option<u32>,
-    /// Action after the last retry of an upgrade: keep, or rollback to the last good revision. Rollback also happens immediately if no other attempt can succeed
-    #[arg(long, value_name = "ACTION", env = "KRYPTON_REMEDIATION", default_value = "keep", value_parser = from_str::<Remediation>("a remediation", "write keep or rollback"), help_heading = HELM)]
-    pub remediation: Remediation,
-    /// Number of revisions to keep of a release, 2 to 100
-    #[arg(long, value_name = "N", env = "KRYPTON_HISTORY_MAX", default_value = "3", value_parser = number(HISTORY, "write how many revisions of a release are kept"), help_heading = HELM)]
-    pub history_max: u8,
+    /// Action after the last retry of an upgrade: keep, or rollback to the last good revision. Rollback also happens immediately if no other attempt can succeed [default: the hub's --remediation]
+    #[arg(long, value_name = "ACTION", env = "KRYPTON_REMEDIATION", value_parser = from_str::<Remediation>("a remediation", "write keep or rollback"), help_heading = HELM)]
+    pub remediation: Option<Remediation>,
+    /// Number of revisions to keep of a release, 2 to 100 [default: the hub's --history-max]
+    #[arg(long, value_name = "N", env = "KRYPTON_HISTORY_MAX", value_parser = number(HISTORY, "write how many revisions of a release are kept"), help_heading = HELM)]
+    pub history_max: Option<u8>,
     /// Source of charts: direct, hub or auto. With direct, their repository. With hub, the hub, which has the credentials. With auto, the repository, or the hub if the repository is unreachable or refuses
     #[arg(long, value_name = "SOURCE", env = "KRYPTON_CHART_SOURCE", default_value = "auto", value_parser = from_str::<ChartSource>("a source of charts", "write auto, direct or hub"), help_heading = HELM)]
     pub chart_source: ChartSource,

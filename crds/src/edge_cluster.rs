@@ -217,7 +217,8 @@ pub struct EdgeClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
     /// `Ready`, which summarizes `Connected` and `Healthy`; `TargetClusterResolved`. `ValuesResolved` if the member has
-    /// its own values, and `Uninstalled` while it uninstalls its releases.
+    /// its own values, and `Uninstalled` while it uninstalls its releases. If the member is not ready, also
+    /// `Reconciling` or `Stalled`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,

@@ -146,7 +146,7 @@ pub struct KryptonDeploymentStatus {
     /// The `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `TargetClusterResolved` and `Ready`.
+    /// `TargetClusterResolved` and `Ready`. If it is not ready, also `Reconciling` or `Stalled`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,

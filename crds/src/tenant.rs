@@ -132,7 +132,8 @@ pub struct TenantStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<ClusterSummary>,
     /// `Ready` for all clusters. For each cluster, `ClusterReady/<cluster>`, `ClusterProgress/<cluster>` and
-    /// `ClusterError/<cluster>`. If `summary` is set, only for the worst clusters.
+    /// `ClusterError/<cluster>`. If `summary` is set, only for the worst clusters. If the Tenant is not ready, also
+    /// `Reconciling` or `Stalled`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]
     pub conditions: Vec<Condition>,

@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader registry kstatus promtool)
+tools=(etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok kubeconfig-secretreader registry kstatus lua promtool)
 # Without crds/: the names of its folders contain the versions, and nothing depends on it.
 pins=$(cat ./*/go.mod ./*/go.sum ./*/*.go charts/*/go.mod charts/*/go.sum tools.sh | sha256sum | cut -c1-12)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/tools
@@ -129,6 +129,7 @@ build kubernetes kubeconfig-secretreader -ldflags "-s -w" sigs.k8s.io/cluster-in
 build helm helm -ldflags "-s -w -X helm.sh/helm/v4/internal/version.version=v$helm" helm.sh/helm/v4/cmd/helm
 build registry registry -ldflags "-s -w" .
 build kstatus kstatus -ldflags "-s -w" .
+build lua lua -ldflags "-s -w" .
 # Without service discovery, which needs the libraries of all clouds.
 build prometheus promtool -tags remove_all_sd -ldflags "-s -w" github.com/prometheus/prometheus/cmd/promtool
 

@@ -42,7 +42,7 @@ use crate::chart::values_reader::ValuesReader;
 use crate::chart::values_status::ValuesStatus;
 use crate::deployments;
 use crate::discovery::named_secrets::{NamedSecrets, SecretReferences, SecretStates};
-use crate::discovery::{self, Sources};
+use crate::discovery::{self, SourceKind, Sources};
 use crate::edgecluster::{self, AcceptedNamespaces, FleetChart, FleetInputs, MemberValues};
 use crate::home::{self, Home, HomeError};
 use crate::home_events::HomeEvents;
@@ -446,6 +446,8 @@ impl Startup<'_> {
         let (settings, discovery) = (self.settings, &self.settings.discovery);
         let access = &self.engine.profile_access;
         let mut providers = providers::providers(self.client, settings, access);
+        let prefixes = providers::member_prefixes(discovery);
+        let secret_prefix = prefixes.get(&SourceKind::Secret);
         // After the providers that find a Secret by its label, which take precedence.
         providers.push(Arc::new(NamedSecrets {
             client: self.client.clone(),
@@ -453,10 +455,11 @@ impl Startup<'_> {
             states,
             label: discovery.label.clone(),
             key: discovery.key.clone(),
+            prefix: secret_prefix.cloned().unwrap_or_default(),
             policy: settings.kubeconfig_policy(),
         }));
         DiscoveryChannels {
-            sources: discovery::start(providers, self.watchdog, stop),
+            sources: discovery::start(providers, prefixes, self.watchdog, stop),
             secret_references,
             secret_states,
         }
@@ -484,9 +487,7 @@ impl Startup<'_> {
             notices: self.notices.clone(),
             holder: context.holder.clone(),
             instance: context.instance.clone(),
-            policy: Policy::new(settings.helm.timeout, own_namespaces)
-                .with_remediation(settings.helm.retries, settings.helm.remediation)
-                .with_history(settings.helm.history_max),
+            policy: Policy::new(settings.helm.timeout, own_namespaces),
             retry_max: settings.retry_max,
             allow_chart_skip: settings.allow_chart_skip,
             watch_namespaces: settings.watch_namespaces.clone(),

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, Parser};
-use krypton_reconciler::plan::{HISTORY, Remediation};
 use krypton_runtime::access::ServiceAccount;
 use krypton_runtime::admin::DEFAULT_DEBUG_ADDRESS;
 use krypton_runtime::args::parsers::{
@@ -22,14 +21,14 @@ use krypton_runtime::telemetry::traces::OtlpEndpoint;
 use krypton_runtime::telemetry::{DEFAULT_FILTER, LogFormat};
 use krypton_types::desired::crd_policy::CrdPolicy;
 use krypton_types::desired::drift::{DriftMode, DriftPolicy};
-use krypton_types::desired::handling::{Handling, WaitPolicy};
+use krypton_types::desired::handling::{HISTORY, Handling, Remediation, WaitPolicy};
 use krypton_types::desired::lockdown::Lockdown;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::kubeconfig::Policy;
 
 use crate::chart::values::ValuesSource;
 
-pub use environment::{HomeChoice, HomeSource, OwnPod};
+pub use environment::{HelmCredentials, HomeChoice, HomeSource, OwnPod};
 pub use krypton_runtime::access::{LocalSource, service_account_namespace};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -84,6 +83,9 @@ const VARIABLES: Variables = &[
     ("KRYPTON_CHART_KEYRING", "chart-keyring"),
     ("KRYPTON_CHART_RESOLVE_INTERVAL", "chart-resolve-interval"),
     ("KRYPTON_HELM_SERVICE_ACCOUNT", "helm-service-account"),
+    ("KRYPTON_RETRIES", "retries"),
+    ("KRYPTON_REMEDIATION", "remediation"),
+    ("KRYPTON_HISTORY_MAX", "history-max"),
     ("KRYPTON_DEBUG_BIND_ADDRESS", "debug-bind-address"),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp-endpoint"),
     ("KRYPTON_LEADER_LEASE_DURATION", "leader-lease-duration"),
@@ -254,6 +256,9 @@ pub struct Settings {
     /// The home cluster.
     #[arg(skip)]
     pub home: HomeSource,
+    /// Helm's own file with the credentials of the chart repository. `None` with `--chart-credentials-secret`.
+    #[arg(skip)]
+    pub helm_credentials: Option<HelmCredentials>,
     /// Whether a failure to fetch the chart leaves the phase of a Tenant unchanged.
     #[arg(skip)]
     pub allow_chart_skip: bool,
@@ -292,10 +297,16 @@ pub struct Discovery {
     /// File with the access providers of ClusterProfiles (Cluster Inventory API, JSON). Without it, the hub can't reach any ClusterProfile
     #[arg(long = "clusterprofile-provider-file", value_name = "FILE")]
     pub provider_file: Option<PathBuf>,
+    /// Prefixes of member names as PROVIDER=PREFIX, separated by commas. They keep apart objects of two providers with equal names. A member keeps its name when its prefix changes, and a name in the annotation mesh.openkcm.io/member-name gets no prefix. The prefix of kubeconfig applies to all kubeconfig Secrets
+    #[arg(long = "member-prefix", value_name = "LIST", default_value = "", value_parser = parsers::list::<_, BTreeMap<ProviderKind, String>>(parsers::member_prefix))]
+    pub member_prefixes: BTreeMap<ProviderKind, String>,
     /// Key of the kubeconfig in the Secrets of Kamaji: admin.conf, or admin.svc if the hub runs next to the control planes
     #[arg(long = "kamaji-kubeconfig-key", value_name = "KEY", default_value = "admin.conf", value_parser = parsers::data_key)]
     pub kamaji_key: String,
-    /// Kubeconfig files, and folders of them, for the provider file, separated by commas. A file is one cluster: its current context
+    /// KubeconfigGenerator whose Secrets the hub uses for Kamaji's control planes instead of their admin kubeconfigs
+    #[arg(long, value_name = "NAME", value_parser = parsers::kamaji_generator)]
+    pub kamaji_generator: Option<String>,
+    /// Kubeconfig files, and folders of them, for the provider file, separated by commas. Each context of a file is a cluster
     #[arg(long = "kubeconfig-paths", value_name = "LIST", default_value = "", value_parser = parsers::list::<_, List<PathBuf>>(|path| Ok(path.into())))]
     pub paths: List<PathBuf>,
     /// Label key of kubeconfig Secrets. The label's value must be "true"
@@ -400,15 +411,15 @@ pub struct HelmSettings {
     /// Number of them for one member that the hub reconciles itself. If empty, all except one, so a member whose runs hang leaves room for others
     #[arg(long = "max-concurrent-helm-per-member", value_name = "N", value_parser = from_str::<usize>(parsers::PER_MEMBER, parsers::PER_MEMBER_REMEDY))]
     max_per_member: Option<usize>,
-    /// Number of retries after a failed install or upgrade. Unlimited if empty
+    /// Number of retries after a failed install or upgrade. Unlimited if empty. Like the next two flags, it applies to all members, but an agent's own flag overrides it
     #[arg(long, value_name = "N", value_parser = from_str::<u32>("a number of retries", "write 0 or more, or leave it out for unlimited retries"))]
-    pub retries: Option<u32>,
+    retries: Option<u32>,
     /// Action after the last retry of an upgrade: keep, or rollback to the last good revision. Rollback also happens immediately if no other attempt can succeed
     #[arg(long, value_name = "ACTION", default_value = "keep", value_parser = from_str::<Remediation>("a remediation", "write keep, or rollback to restore the last good revision"))]
-    pub remediation: Remediation,
+    remediation: Remediation,
     /// Number of revisions to keep of a release, 2 to 100
     #[arg(long, value_name = "N", default_value = "3", value_parser = number(HISTORY, "write how many revisions of a release are kept"))]
-    pub history_max: u8,
+    history_max: u8,
     /// Folder for fetched charts and Helm's own cache [default: krypton-hub in $TMPDIR, else in /tmp]
     #[arg(
         long = "helm-cache-dir",
@@ -488,6 +499,9 @@ impl Settings {
             wait: self.wait,
             delete_cert_manager_crds: self.delete_cert_manager_crds,
             allow_chart_skip: self.allow_chart_skip,
+            retries: self.helm.retries,
+            remediation: self.helm.remediation,
+            history_max: self.helm.history_max,
         }
     }
 

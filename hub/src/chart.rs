@@ -1,6 +1,7 @@
 //! The chart of the fleet: which version, with which credentials and values.
 
 pub mod credentials;
+pub mod helm_credentials;
 pub mod values;
 pub mod values_file;
 pub mod values_reader;

@@ -7,6 +7,7 @@ pub mod kamaji;
 pub mod kubeconfig_files;
 mod kubeconfig_secret;
 pub mod labelled_secrets;
+mod member_names;
 pub mod membership;
 pub mod named_secrets;
 pub mod object_and_secret;
@@ -69,7 +70,8 @@ pub struct Origin {
     pub kind: SourceKind,
     /// `None` for a file.
     pub namespace: Option<String>,
-    /// Name of the object, or the path of a file.
+    /// Name of the object, or the path of a file. A context that is not the file's current one follows after
+    /// `+`.
     pub name: String,
 }
 
@@ -124,8 +126,11 @@ pub struct Source {
     pub origin: Origin,
     /// UID of the object; empty for a file.
     pub uid: String,
-    /// The requested member name.
+    /// The requested member name, without the prefix of its provider.
     pub member: String,
+    /// Whether an annotation sets `member`. Then no prefix applies, and a change of the annotation requests
+    /// another name.
+    pub is_renamed: bool,
     /// Creation time of the object. If two sources request one name, the older source gets it.
     pub since: Option<Timestamp>,
     pub access: Result<Arc<SanitizedKubeconfig>, Unresolved>,
@@ -134,6 +139,19 @@ pub struct Source {
     /// Why the hub must not write there for now, although nothing has failed: paused or asleep.
     pub suspended: Option<String>,
 }
+
+impl Source {
+    /// Returns the requested member name with the prefix of the provider.
+    fn requested_name(&self, prefix: &str) -> String {
+        match self.is_renamed {
+            true => self.member.clone(),
+            false => format!("{prefix}{}", self.member),
+        }
+    }
+}
+
+/// Prefixes of the member names, by the kind of source.
+pub type MemberPrefixes = BTreeMap<SourceKind, String>;
 
 /// All sources of one provider.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -144,6 +162,22 @@ pub struct Listing {
     pub trouble: Option<String>,
     /// Whether the provider has ended. It finds no further sources.
     pub closed: bool,
+}
+
+impl Listing {
+    /// Returns why the file of a context cannot be read. After a restart, its contexts are unknown.
+    fn unread_file(&self, context: &Origin) -> Option<&Unresolved> {
+        let sources = self.sources.as_ref()?;
+        let mut files = kubeconfig_files::files_of_context(&context.name);
+        files.find_map(|path| {
+            let file = Origin {
+                kind: SourceKind::File,
+                namespace: None,
+                name: path.to_owned(),
+            };
+            sources.get(&file)?.access.as_ref().err()
+        })
+    }
 }
 
 /// Discovers the sources of one kind.
@@ -293,6 +327,7 @@ impl Departures {
 pub struct RunningProvider {
     pub provider: Arc<dyn Provider>,
     pub listing: Listing,
+    prefixes: Arc<MemberPrefixes>,
     rereads: Arc<RereadRequests>,
     departures: Arc<Departures>,
 }
@@ -353,10 +388,15 @@ impl Sources {
 /// Starts all providers, which run until `stop`. The receiver holds the latest listing of each.
 pub fn start(
     providers: Vec<Arc<dyn Provider>>,
+    prefixes: MemberPrefixes,
     watchdog: &Watchdog,
     stop: &CancellationToken,
 ) -> watch::Receiver<Sources> {
-    let new = |provider| RunningProvider::new(provider, Listing::default());
+    let prefixes = Arc::new(prefixes);
+    let new = |provider| RunningProvider {
+        prefixes: Arc::clone(&prefixes),
+        ..RunningProvider::new(provider, Listing::default())
+    };
     let (all, sources) = watch::channel(Sources(providers.into_iter().map(new).collect()));
     for (index, running) in all.get().0.into_iter().enumerate() {
         let name = running.provider.describe();
@@ -408,9 +448,15 @@ impl RunningProvider {
         Self {
             provider,
             listing,
+            prefixes: Arc::default(),
             rereads: Arc::default(),
             departures: Arc::default(),
         }
+    }
+
+    /// Prefix of the names of members from sources of this kind.
+    fn prefix(&self, kind: SourceKind) -> &str {
+        self.prefixes.get(&kind).map_or("", String::as_str)
     }
 }
 

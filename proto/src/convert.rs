@@ -430,7 +430,7 @@ mod tests {
     use krypton_types::deployment::DesiredDeployment;
     use krypton_types::desired::crd_policy::CrdPolicy;
     use krypton_types::desired::drift::{DriftMode, DriftPolicy};
-    use krypton_types::desired::handling::{Handling, WaitPolicy};
+    use krypton_types::desired::handling::{Handling, Remediation, WaitPolicy};
     use krypton_types::desired::lockdown::Lockdown;
     use krypton_types::desired::namespaces::NamespaceConfiguration;
     use krypton_types::desired::{ChartState, Confidential};
@@ -472,6 +472,9 @@ mod tests {
                 wait: WaitPolicy::Hooks,
                 delete_cert_manager_crds: true,
                 allow_chart_skip: true,
+                retries: Some(3),
+                remediation: Remediation::Rollback,
+                history_max: 10,
             },
             lockdown: Lockdown {
                 no_cross_namespace_refs: true,
@@ -552,6 +555,9 @@ mod tests {
             "/drift",
             "/tenantValues",
             "/allowChartSkip",
+            "/retries",
+            "/remediation",
+            "/historyMax",
             "/lockdown",
             "/namespaceConfiguration",
             "/chart/confidential",
@@ -594,6 +600,7 @@ mod tests {
             ("/placed/0/spec/values", json!([]), state),
             ("/namespaceConfiguration/labels", reserved, name),
             ("/drift/mode", json!("mend"), state),
+            ("/remediation", json!("undo"), state),
             ("/chart", json!(null), state),
             ("/chart/values", json!([]), state),
         ] {

@@ -21,6 +21,11 @@ fn command_is_valid_and_defaults_are_read() {
     assert_eq!(flags.chart_source, ChartSource::Auto);
     let from_hub = read(&["--chart-source=hub"]).unwrap();
     assert_eq!(from_hub.chart_source, ChartSource::Hub);
+    let overrides = |flags: Flags| (flags.retries, flags.remediation, flags.history_max);
+    assert_eq!(overrides(flags), (None, None, None));
+    let set = read(&["--retries=0", "--remediation=keep", "--history-max=3"]).unwrap();
+    let expected = (Some(0), Some(Remediation::Keep), Some(3));
+    assert_eq!(overrides(set), expected);
 }
 
 #[test]

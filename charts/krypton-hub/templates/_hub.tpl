@@ -16,6 +16,65 @@ one, with a release of this chart with installMode.crdsRbacOnly.
 {{- .Values.listen | toString | splitList ":" | last }}
 {{- end }}
 
+{{/* Rejects `namespace` if it names another namespace, because all objects are in the release's own. */}}
+{{- define "krypton-hub.checkNamespace" -}}
+{{- $namespace := default .Release.Namespace .Values.namespace }}
+{{- if ne $namespace .Release.Namespace }}
+{{- fail (printf "namespace is %s, but the release is in namespace %s; install it with -n %s" $namespace .Release.Namespace $namespace) }}
+{{- end }}
+{{- end }}
+
+{{/* Whether the values name the image of krypton-operator, under its current or its first name: "true" or empty. */}}
+{{- define "krypton-hub.namesOtherImage" -}}
+{{- if regexMatch "(krypton|crypto-edge)-operator" (base .Values.image.repository) -}}
+true
+{{- end }}
+{{- end }}
+
+{{/* The image. Only the registry counts if the values name the image of krypton-operator, which knows other flags. */}}
+{{- define "krypton-hub.image" -}}
+{{- $image := .Values.image }}
+{{- if include "krypton-hub.namesOtherImage" . }}
+{{- $image = dict "registry" $image.registry "repository" "krypton-hub" "tag" "" "digest" "" }}
+{{- end }}
+{{- include "krypton.image" (dict "Values" (dict "image" $image) "Chart" .Chart) }}
+{{- end }}
+
+{{/* Whether image.command starts krypton-operator, which the image doesn't contain: "true" or empty. */}}
+{{- define "krypton-hub.namesOtherCommand" -}}
+{{- if regexMatch "^/?(krypton|crypto-edge)-operator$" (join " " .Values.image.command) -}}
+true
+{{- end }}
+{{- end }}
+
+{{/* A line for each value of krypton-operator's chart that has another effect here, or none. */}}
+{{- define "krypton-hub.notices" -}}
+{{- if include "krypton-hub.namesOtherImage" . }}
+- image.repository: {{ .Values.image.repository }} is not Krypton's image. The pod uses {{ include "krypton-hub.image" . }}.
+{{- end }}
+{{- if include "krypton-hub.namesOtherCommand" . }}
+- image.command: no effect, because the image starts the hub.
+{{- end }}
+{{- if .Values.image.args }}
+- image.args: replaces the flags of all other values. Use extraArgs to add flags.
+{{- end }}
+{{- if contains "targetPort: http-status" (toYaml .Values.service.ports) }}
+- service.ports: targetPort http-status stands for metrics (8080).
+{{- end }}
+{{- if contains "port: http-status" (toYaml (list .Values.startupProbe .Values.livenessProbe .Values.readinessProbe)) }}
+- livenessProbe, readinessProbe: port http-status stands for health (8081).
+{{- end }}
+{{- if .Values.ports }}
+- ports: no effect. The pod has the ports metrics (8080) and health (8081).
+{{- end }}
+{{- if (default dict .Values.autoscaling).enabled }}
+- autoscaling: no effect, because one hub leads. Use replicaCount to add standbys.
+{{- end }}
+{{- if .Values.multicluster.remoteDeploymentsPollInterval }}
+- multicluster.remoteDeploymentsPollInterval: no effect, because the hub watches its members.
+{{- end }}
+{{- end }}
+
 {{/*
 Whether the leader labels its pod and the Service for agents selects that label: "true" or empty. Empty without a port
 for agents.
@@ -86,8 +145,8 @@ with the first profile.
 {{- end }}
 
 {{- define "krypton-hub.args" -}}
-{{- $args := list }}
-{{- if .Values.populateArgs }}
+{{- $args := default list .Values.image.args }}
+{{- if and .Values.populateArgs (not $args) }}
 {{- $args = append $args (printf "--namespace=%s" (include "krypton-hub.namespace" .)) }}
 {{- $args = append $args (printf "--watch-namespaces=%s" .Values.operator.watchNamespaces) }}
 {{- with .Values.watchCluster }}
@@ -121,6 +180,16 @@ with the first profile.
 {{- end }}
 {{- if has "kamaji" .providers }}
 {{- $args = append $args (printf "--kamaji-kubeconfig-key=%s" .kamajiKubeconfigKey) }}
+{{- with .kamajiGenerator }}
+{{- $args = append $args (printf "--kamaji-generator=%s" .) }}
+{{- end }}
+{{- end }}
+{{- $prefixes := list }}
+{{- range $provider, $prefix := .memberPrefixes }}
+{{- $prefixes = append $prefixes (printf "%s=%s" $provider $prefix) }}
+{{- end }}
+{{- with $prefixes }}
+{{- $args = append $args (printf "--member-prefix=%s" (join "," .)) }}
 {{- end }}
 {{- with .kubeconfigPaths }}
 {{- $args = append $args (printf "--kubeconfig-paths=%s" (join "," .)) }}
@@ -130,6 +199,9 @@ with the first profile.
 {{- $args = append $args (printf "--kubeconfig-key=%s" .Values.discovery.kubeconfigKey) }}
 {{- if .Values.multicluster.enabled }}
 {{- $args = append $args "--clusterprofile-provider-file=/etc/krypton/access-providers/config.json" }}
+{{- end }}
+{{- with .Values.multicluster.remoteDeploymentsPollInterval }}
+{{- $args = append $args (printf "--remote-deployments-poll-interval=%s" .) }}
 {{- end }}
 {{- $args = append $args (printf "--self-cluster=%t" .Values.selfCluster) }}
 {{- range $flag, $value := dict
@@ -167,12 +239,21 @@ with the first profile.
 {{- with .Values.chart.valuesFrom }}
 {{- $args = append $args (printf "--chart-values-from=%s" (join "," .)) }}
 {{- end }}
+{{- with .Values.chart.credentialsSecret }}
+{{- $args = append $args (printf "--chart-credentials-secret=%s" .) }}
+{{- end }}
+{{- if .Values.chart.keyringSecret.name }}
+{{- $args = append $args "--chart-keyring=/etc/krypton/keyring/keyring.gpg" }}
+{{- end }}
 {{- if .Values.tenantValues }}
 {{- $args = append $args "--tenant-values=true" }}
 {{- end }}
 {{- if .Values.placeTenants }}
 {{- $args = append $args "--place-tenants=true" }}
 {{- end }}
+{{- /* YAML reads `off` without quotes as false. */}}
+{{- $args = append $args (printf "--drift=%s" (default "off" .Values.drift.mode)) }}
+{{- $args = append $args (printf "--drift-interval=%s" .Values.drift.interval) }}
 {{- if .Values.lockdown.noCrossNamespaceRefs }}
 {{- $args = append $args "--no-cross-namespace-refs=true" }}
 {{- end }}
@@ -190,6 +271,13 @@ with the first profile.
 {{- end }}
 {{- if and .Values.selfCluster (include "krypton.helmAccountName" .) }}
 {{- $args = append $args (printf "--helm-service-account=%s/%s" (include "krypton.helmAccountNamespace" .) (include "krypton.helmAccountName" .)) }}
+{{- end }}
+{{- with .Values.helm }}
+{{- if not (or (kindIs "string" .retries) (kindIs "invalid" .retries)) }}
+{{- $args = append $args (printf "--retries=%d" (int64 .retries)) }}
+{{- end }}
+{{- $args = append $args (printf "--remediation=%s" .remediation) }}
+{{- $args = append $args (printf "--history-max=%d" (int .historyMax)) }}
 {{- end }}
 {{- $args = concat $args (include "krypton.commonArgs" . | fromJsonArray) }}
 {{- end }}

@@ -26,11 +26,11 @@ use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{ClusterState, Truth};
 
 pub use action::{Action, Run};
-pub use memory::{AppliedRun, Attempt, Failure, Memory, Refusal, RevisionDrift};
+pub use memory::{AppliedRun, Attempt, FailedChecks, Failure, Memory, Refusal, RevisionDrift};
 pub use next_step::PlannedStep;
 pub use ownership::PREVIOUS_UID_ANNOTATION;
 pub(crate) use ownership::may_use;
-pub use policy::{HISTORY, Policy, Remediation};
+pub use policy::Policy;
 pub(crate) use view::pause_reason;
 pub use view::{Permit, View};
 

@@ -4,11 +4,14 @@ pub mod throttle;
 
 use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantStatus};
+use krypton_helm::releases::Status;
+use krypton_helm::releases::revision::Revision;
 use krypton_runtime::events::ObjectEvent;
-use krypton_types::conditions::{self, ClusterState, Phase, Truth, reason};
+use krypton_types::conditions::{self, ClusterState, Outlook, Phase, Truth, reason};
 use krypton_types::tenant::UpcomingStep;
 
 use crate::drift;
+use crate::owner::ReleaseOwner;
 
 /// Reason of the event for a phase change.
 pub const PHASE_SET: &str = "PhaseSet";
@@ -42,6 +45,14 @@ pub fn status(
         .map(|next_step| next_step.in_status(cluster))
         .into_iter()
         .collect();
+    let outlook = Outlook::from_state(state, next_step);
+    conditions::set_progress(
+        &mut status.conditions,
+        &summary.ready,
+        outlook,
+        generation,
+        now,
+    );
     if let Some(chart) = applied_chart {
         status.last_applied_chart = Some(chart.to_owned());
     }
@@ -104,7 +115,8 @@ pub fn transition_events(
             reason::VERSION_NOT_FOUND => "ChartVersionNotFound",
             reason::VERSION_INVALID => "ChartVersionInvalid",
             reason::ROLLBACK_FAILED => "HelmRollbackFailed",
-            reason::HELM_UNAVAILABLE => "HelmUnavailable",
+            // The event has the name that krypton-operator gave it.
+            reason::HELM_UNAVAILABLE => "HelmConfigInitFailed",
             reason::RELEASE_IN_USE => "ReleaseInUse",
             reason::RELEASE_TAMPERED => "ReleaseTampered",
             reason::NAMESPACE_NOT_OWNED => "NamespaceNotOwned",
@@ -131,9 +143,34 @@ pub fn transition_events(
     events
 }
 
+/// Replaces the event for the start of a run, if it installs a release of a KryptonDeployment that a user uninstalled
+/// with `--keep-history`.
+pub(crate) fn reinstallation_event(
+    owner: &ReleaseOwner,
+    newest: Option<&Revision>,
+    event: ObjectEvent,
+) -> ObjectEvent {
+    let is_uninstalled = newest.is_some_and(|newest| newest.status == Status::Uninstalled);
+    let starts_run = ["HelmInstallStart", "HelmUpgradeStart"].contains(&event.reason);
+    match owner {
+        ReleaseOwner::Deployment(order) if is_uninstalled && starts_run => ObjectEvent {
+            warning: true,
+            reason: "ReleaseNotInstalled",
+            message: format!(
+                "release {} was uninstalled; installing it again",
+                order.release()
+            ),
+        },
+        _ => event,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use krypton_types::conditions::State;
+    use krypton_types::deployment::DesiredDeployment;
 
     use super::*;
 
@@ -192,6 +229,94 @@ mod tests {
     }
 
     #[test]
+    fn each_transition_emits_its_own_event() {
+        use Truth::{False, True};
+        let progress = |reason| state((False, reason), (True, reason), (False, "NoError"));
+        let ready = |reason| state((True, reason), (False, reason), (False, "NoError"));
+        let failed = |reason| state((False, reason), (False, reason), (True, reason));
+        for (current, reason, warning) in [
+            (progress(reason::INSTALLING), "HelmInstallStart", false),
+            (progress(reason::UPGRADING), "HelmUpgradeStart", false),
+            (progress(reason::LOCKED), "ReleaseLocked", true),
+            (ready(reason::INSTALLED), "HelmInstalled", false),
+            (ready(reason::UPGRADED), "HelmUpgraded", false),
+            (ready(reason::NO_CHANGE), "HelmSkip", false),
+            (failed(reason::INSTALL_FAILED), "HelmInstallFailed", true),
+            (failed(reason::UPGRADE_FAILED), "HelmUpgradeFailed", true),
+            (failed(reason::ROLLBACK_FAILED), "HelmRollbackFailed", true),
+            (
+                failed(reason::UNINSTALL_FAILED),
+                "HelmUninstallFailed",
+                true,
+            ),
+            (
+                failed(reason::HELM_UNAVAILABLE),
+                "HelmConfigInitFailed",
+                true,
+            ),
+            (failed(reason::CHART_NOT_LOADED), "ChartNotLoaded", true),
+            (
+                failed(reason::VERSION_NOT_FOUND),
+                "ChartVersionNotFound",
+                true,
+            ),
+            (failed(reason::VERSION_INVALID), "ChartVersionInvalid", true),
+            (failed(reason::VALUES_TOO_LARGE), "ClusterError", true),
+        ] {
+            for previous in [None, Some(&failed("Other")), Some(&ready("Other"))] {
+                let events = transition_events(previous, &current);
+                assert_eq!(reasons(&events), [reason], "{previous:?}");
+                assert_eq!(events[0].warning, warning, "{reason}");
+            }
+            assert!(
+                transition_events(Some(&current), &current).is_empty(),
+                "{reason}"
+            );
+        }
+    }
+
+    #[test]
+    fn uninstalled_deployment_release_has_its_own_event() {
+        let order = DesiredDeployment {
+            name: "acme".to_owned(),
+            ..DesiredDeployment::default()
+        };
+        let deployment = ReleaseOwner::Deployment(Arc::new(order));
+        let tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
+        let tenant = ReleaseOwner::Tenant(Arc::new(tenant));
+        let gone = Some(Status::Uninstalled);
+        let (installs, upgrades) = ("HelmInstallStart", "HelmUpgradeStart");
+        for (owner, newest, started, expected) in [
+            (&deployment, gone, installs, "ReleaseNotInstalled"),
+            (&deployment, gone, upgrades, "ReleaseNotInstalled"),
+            (&deployment, gone, "ReleaseLocked", "ReleaseLocked"),
+            (&deployment, Some(Status::Deployed), upgrades, upgrades),
+            (&deployment, None, installs, installs),
+            (&tenant, gone, installs, installs),
+        ] {
+            let newest = newest.map(|status| Revision {
+                revision: 1,
+                status,
+                fingerprint: None,
+                owner_uid: None,
+                owner_namespace: None,
+                run: None,
+                rolled_back_by: None,
+                uid: String::new(),
+                resource_version: String::new(),
+                created: None,
+            });
+            let event = ObjectEvent {
+                warning: false,
+                reason: started,
+                message: String::new(),
+            };
+            let event = reinstallation_event(owner, newest.as_ref(), event);
+            assert_eq!(event.reason, expected, "{owner:?} {newest:?}");
+        }
+    }
+
+    #[test]
     fn phase_event_reports_the_phase_of_the_status() {
         use Truth::{False, True};
         let state = |ready: Truth, error: Option<&str>| {
@@ -229,6 +354,39 @@ mod tests {
             if let Some(message) = message {
                 assert_eq!(phase.as_deref(), Some(message), "{current:?} {skip}");
             }
+        }
+    }
+
+    #[test]
+    fn unready_tenant_is_reconciling_until_krypton_gives_up() {
+        use krypton_types::tenant::UpcomingStepKind::{GivenUp, Retry};
+        let failed = state(
+            (Truth::False, reason::UPGRADE_FAILED),
+            (Truth::False, reason::UPGRADE_FAILED),
+            (Truth::True, reason::UPGRADE_FAILED),
+        );
+        let installed = state(
+            (Truth::True, reason::INSTALLED),
+            (Truth::False, reason::INSTALL_COMPLETE),
+            (Truth::False, reason::NO_ERROR),
+        );
+        let mut tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
+        for (current, step, expected) in [
+            (&failed, Some(Retry), Some(conditions::RECONCILING)),
+            (&failed, Some(GivenUp), Some(conditions::STALLED)),
+            (&installed, None, None),
+        ] {
+            let next = step.map(|step| UpcomingStep::new(step, None, 1));
+            let now = Timestamp::UNIX_EPOCH;
+            let written = status(&tenant, "edge-1", current, next, None, false, now);
+            let find = |type_: &str| conditions::find(&written.conditions, type_);
+            let ready = find(conditions::READY).unwrap();
+            let shown: Vec<&str> = [conditions::RECONCILING, conditions::STALLED]
+                .into_iter()
+                .filter(|type_| find(type_).is_some_and(|it| it.message == ready.message))
+                .collect();
+            assert_eq!(shown, Vec::from_iter(expected), "{current:?}");
+            tenant.status = Some(written);
         }
     }
 

@@ -7,9 +7,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
+mod progress;
 pub mod reason;
 mod summary;
 
+pub use progress::{Outlook, RECONCILING, STALLED, set_progress};
 pub use summary::{Phase, READY, Readiness, Summary, Tally, phase, summarise, summarise_many};
 
 /// Condition of an EdgeCluster: whether all sources of its values are available.

@@ -102,11 +102,12 @@ pub struct ReportedEvent {
 /// Events that the hub records on the home cluster. Each entry has the reason on the member, the reason that the hub
 /// uses, and whether the event is a warning. The second reason is the one of krypton-operator. The hub derives all
 /// other events from states.
-pub const RECORDED_EVENTS: [(&str, &str, bool); 9] = [
+pub const RECORDED_EVENTS: [(&str, &str, bool); 10] = [
     ("DriftDetected", "DriftDetected", true),
     ("DriftHealed", "RepairTriggered", true),
     ("HelmRolledBack", "HelmRolledBack", true),
     ("ReleaseMissing", "ReleaseMissing", true),
+    ("ReleaseNotInstalled", "ReleaseNotInstalled", true),
     ("ReleaseUnlocked", "ReleaseUnlocked", true),
     ("ReleaseUnreadable", "ReleaseUnreadable", true),
     ("WorkspaceCreated", "EdgeNamespaceCreated", false),

@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
     use crate::desired::drift::DriftMode;
-    use crate::desired::handling::WaitPolicy;
+    use crate::desired::handling::{Remediation, WaitPolicy};
 
     fn chart() -> ChartState {
         ChartState {
@@ -385,6 +385,9 @@ mod tests {
             "wait",
             "lockdown",
             "allowChartSkip",
+            "retries",
+            "remediation",
+            "historyMax",
             "namespaceConfiguration",
             "deployments",
             "placed",
@@ -418,7 +421,7 @@ mod tests {
             paths: vec!["/a".to_owned()],
         };
         let labels = BTreeMap::from([("team".to_owned(), "a".to_owned())]);
-        let changes: [&dyn Fn(&mut DesiredState); 14] = [
+        let changes: [&dyn Fn(&mut DesiredState); 17] = [
             &|_| {},
             &|state| state.drift.mode = DriftMode::Heal,
             &|state| state.chart_crds = CrdPolicy::CreateReplace,
@@ -427,6 +430,9 @@ mod tests {
             &|state| state.handling.wait = WaitPolicy::None,
             &|state| state.handling.delete_cert_manager_crds = true,
             &|state| state.handling.allow_chart_skip = true,
+            &|state| state.handling.retries = Some(0),
+            &|state| state.handling.remediation = Remediation::Rollback,
+            &|state| state.handling.history_max = 10,
             &|state| state.lockdown.no_cross_namespace_refs = true,
             &|state| state.namespaces.labels.clone_from(&labels),
             &|state| state.deployments = vec![order.clone()],

@@ -2,6 +2,7 @@
 //! fields. Fields that run a program, read a file or weaken TLS are rejected with their path. Performs no I/O: it
 //! opens no file, resolves no name and makes no connection.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use jiff::Timestamp;
@@ -184,10 +185,39 @@ impl KubeconfigError {
 /// does not use.
 pub fn parse(bytes: &[u8], policy: &Policy) -> Result<SanitizedKubeconfig, KubeconfigError> {
     let document = document::parse(bytes)?;
+    let root = read_root(&document)?;
+    read_context(&root, current_context(&root)?, policy)
+}
+
+/// Contexts by name. An error affects only its context.
+pub type Contexts = BTreeMap<String, Result<SanitizedKubeconfig, KubeconfigError>>;
+
+/// Reads each context except the current one, at most `max`, in the order of their names.
+///
+/// # Errors
+/// The reason to reject the whole kubeconfig. A kubeconfig without a current context is rejected too.
+pub fn parse_other_contexts(
+    bytes: &[u8],
+    policy: &Policy,
+    max: usize,
+) -> Result<Contexts, KubeconfigError> {
+    let document = document::parse(bytes)?;
+    let root = read_root(&document)?;
+    let current = current_context(&root)?;
+    let items = root.list("contexts")?.unwrap_or_default();
+    let names = items.iter().filter_map(|item| item.get("name")?.as_str());
+    let others: BTreeSet<&str> = names
+        .filter(|name| !name.is_empty() && *name != current)
+        .collect();
+    let read = |name: &str| (name.to_owned(), read_context(&root, name, policy));
+    Ok(others.into_iter().take(max).map(read).collect())
+}
+
+fn read_root(document: &Value) -> Result<Fields<'_>, KubeconfigError> {
     if document.is_null() {
         return Err(KubeconfigError::NoCurrentContext);
     }
-    let root = Fields::new(&document, "").map_err(|_| KubeconfigError::Yaml {
+    let root = Fields::new(document, "").map_err(|_| KubeconfigError::Yaml {
         line: 0,
         column: 0,
         problem: "its root is not a map",
@@ -208,11 +238,20 @@ pub fn parse(bytes: &[u8], policy: &Policy) -> Result<SanitizedKubeconfig, Kubec
         "users",
         "current-context",
     ])?;
+    Ok(root)
+}
 
-    let current = root
-        .text("current-context")?
-        .ok_or(KubeconfigError::NoCurrentContext)?;
-    let context = root.entry("contexts", "context", current)?;
+fn current_context<'a>(root: &Fields<'a>) -> Result<&'a str, KubeconfigError> {
+    root.text("current-context")?
+        .ok_or(KubeconfigError::NoCurrentContext)
+}
+
+fn read_context(
+    root: &Fields<'_>,
+    name: &str,
+    policy: &Policy,
+) -> Result<SanitizedKubeconfig, KubeconfigError> {
+    let context = root.entry("contexts", "context", name)?;
     context.allow_only(&["cluster", "user", "namespace", "extensions"])?;
     let cluster_name = context.required("cluster", "is not set: name an entry of clusters")?;
     let user_name = context.required(

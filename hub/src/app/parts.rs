@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 use crate::args::{ProviderKind, Settings};
-use crate::chart::credentials;
+use crate::chart::{credentials, helm_credentials};
 use crate::discovery::cluster_profile::ProfileAccess;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
 use crate::members::MemberRegistry;
@@ -62,6 +62,11 @@ impl Engine {
             .with_plain_http(settings.chart.plain_http);
         if settings.chart.credentials_secret.is_some() {
             charts = charts.with_credentials(credentials.clone());
+        }
+        if let Some(file) = &settings.helm_credentials
+            && let Some(read) = helm_credentials::read(file, &settings.chart.repo).await?
+        {
+            charts = charts.with_credentials(watch::channel(Ok(Arc::new(read))).1);
         }
         if let Some(file) = settings.chart.keyring.clone() {
             check_keyring(&file).await?;

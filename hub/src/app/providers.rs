@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use kube::Client;
 
-use crate::args::{ProviderKind, Settings};
-use crate::discovery::Provider;
+use crate::args::{Discovery, ProviderKind, Settings};
 use crate::discovery::cluster_api::ClusterApi;
 use crate::discovery::cluster_profile::{ClusterProfiles, ProfileAccess};
 use crate::discovery::kamaji::Kamaji;
 use crate::discovery::kubeconfig_files::KubeconfigFiles;
 use crate::discovery::labelled_secrets::LabelledSecrets;
 use crate::discovery::object_and_secret::PairedClusters;
+use crate::discovery::{MemberPrefixes, Provider, SourceKind};
 
 /// The providers that the settings select.
 pub(super) fn providers(
@@ -56,12 +56,15 @@ pub(super) fn providers(
             }
             ProviderKind::Kamaji => {
                 for namespace in namespaces_or_all(discovery.cluster_namespaces.as_ref()) {
-                    let key = discovery.kamaji_key.clone();
+                    let pairing = Kamaji {
+                        key: discovery.kamaji_key.clone(),
+                        generator: discovery.kamaji_generator.clone(),
+                    };
                     providers.push(Arc::new(PairedClusters {
                         client: client.clone(),
                         namespace,
                         policy: settings.kubeconfig_policy(),
-                        pairing: Kamaji { key },
+                        pairing,
                     }));
                 }
             }
@@ -77,6 +80,23 @@ pub(super) fn providers(
         }
     }
     providers
+}
+
+/// The prefixes of member names that the settings contain. The prefix for Secrets also applies to the
+/// Secrets of KryptonDeployments.
+pub(super) fn member_prefixes(discovery: &Discovery) -> MemberPrefixes {
+    let prefixes = discovery.member_prefixes.iter();
+    let by_source = prefixes.map(|(kind, prefix)| {
+        let kind = match kind {
+            ProviderKind::Kubeconfig => SourceKind::Secret,
+            ProviderKind::ClusterProfile => SourceKind::ClusterProfile,
+            ProviderKind::ClusterApi => SourceKind::Cluster,
+            ProviderKind::Kamaji => SourceKind::TenantControlPlane,
+            ProviderKind::File => SourceKind::File,
+        };
+        (kind, prefix.clone())
+    });
+    by_source.collect()
 }
 
 /// One provider per namespace: an unreadable namespace does not affect the others. `None` means all namespaces.

@@ -30,6 +30,22 @@ pub struct HomeSource {
     pub local: LocalSource,
 }
 
+/// Helm's own file with the credentials of the chart repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HelmCredentials {
+    /// Logins to OCI registries, in Docker's format.
+    Registry(PathBuf),
+    /// HTTP repositories, each with its login and the paths of its certificates.
+    Repositories(PathBuf),
+}
+
+impl HelmCredentials {
+    /// The variable that names the file of [`Self::Registry`].
+    pub const REGISTRY: &str = "HELM_REGISTRY_CONFIG";
+    /// The variable that names the file of [`Self::Repositories`].
+    pub const REPOSITORIES: &str = "HELM_REPOSITORY_CONFIG";
+}
+
 /// The source of the home cluster's kubeconfig.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HomeChoice {
@@ -134,6 +150,7 @@ impl Settings {
             }
         }
         self.check_interval = self.check_interval(env);
+        self.helm_credentials = self.helm_credentials(env);
         self.reporting_instance = env("POD_NAME").or_else(|| env("HOSTNAME"));
         self.pod = own_pod(env);
         self.note_flags_without_effect();
@@ -185,6 +202,32 @@ impl Settings {
         interval.filter(|interval| !interval.is_zero()).unwrap_or_else(|| {
             self.note("variable KRYPTON_CHECK_INTERVAL is neither a Go duration nor whole seconds above 0: 60s is used");
             CHECK_INTERVAL_DEFAULT
+        })
+    }
+
+    /// Returns the file that Helm itself would use for the chart repository, unless a Secret replaces it.
+    fn helm_credentials(&mut self, env: Env) -> Option<HelmCredentials> {
+        if env("HELM_REPOSITORY_CACHE").is_some() {
+            self.note("variable HELM_REPOSITORY_CACHE has no effect: --helm-cache-dir is used");
+        }
+        let chart = &self.chart;
+        let is_oci = chart.repo.starts_with("oci://") || chart.name.starts_with("oci://");
+        let variable = if is_oci {
+            HelmCredentials::REGISTRY
+        } else {
+            HelmCredentials::REPOSITORIES
+        };
+        let path = PathBuf::from(env(variable)?);
+        if chart.credentials_secret.is_some() {
+            self.note(format!(
+                "variable {variable} has no effect: --chart-credentials-secret is used"
+            ));
+            return None;
+        }
+        Some(if is_oci {
+            HelmCredentials::Registry(path)
+        } else {
+            HelmCredentials::Repositories(path)
         })
     }
 

@@ -10,7 +10,7 @@ use krypton_runtime::args::parsers::{
 };
 use krypton_runtime::telemetry::LogFormat;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
-use krypton_types::names::is_dns_subdomain;
+use krypton_types::names::{LABEL_MAX, is_dns_subdomain};
 use krypton_types::redact::{NO_URL, has_userinfo, url_shown};
 
 use super::{DAY, List, MINUTE, Namespaces, ProviderKind};
@@ -57,6 +57,26 @@ pub(super) fn provider(text: &str) -> Result<ProviderKind, String> {
             "write some of kubeconfig, cluster-profile, cluster-api, kamaji, file",
         )),
     }
+}
+
+pub(super) fn member_prefix(text: &str) -> Result<(ProviderKind, String), String> {
+    // A member name must be legal with the prefix.
+    let is_prefix = |prefix: &str| is_dns_subdomain(&format!("{prefix}a"));
+    match text.split_once('=') {
+        Some((kind, prefix)) if is_prefix(prefix) => Ok((provider(kind)?, prefix.to_owned())),
+        _ => Err(invalid(
+            text,
+            "a prefix of member names",
+            "write PROVIDER=PREFIX, with lower-case letters, digits, '-' and '.' in the prefix",
+        )),
+    }
+}
+
+/// Kamaji writes the name into a label.
+pub(super) fn kamaji_generator(text: &str) -> Result<String, String> {
+    let is_name = text.len() <= LABEL_MAX && is_dns_subdomain(text);
+    let remedy = "write the name of the object, at most 63 characters";
+    text_if(is_name, text, "the name of a KubeconfigGenerator", remedy)
 }
 
 /// Parses addresses, each once.

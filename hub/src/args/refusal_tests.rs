@@ -22,6 +22,10 @@ WATCH_NAMESPACE=a.b | a namespace name
 --watch-kubeconfig-secret=ns/name | name of a Secret
 --default-service-account=ns/name | the name of a service account
 --chart-credentials-secret=ns/name | name of a Secret
+--member-prefix=kamaji | a prefix of member names
+--member-prefix=kamaji=K- | a prefix of member names
+--member-prefix=kind=k- | a provider of members
+--kamaji-generator=a/b | the name of a KubeconfigGenerator
 --chart-values-from=configmap/a,file/b | a ConfigMap or Secret with values
 --workspace-labels=team | a list of KEY=VALUE
 --workspace-labels=team=a,mesh.openkcm.io/created-for=me | one that namespaces can have

@@ -101,6 +101,7 @@ fn defaults_of_the_go_operator_hold() {
     assert_eq!(settings.log_filter(), "info");
     assert_eq!(settings.kubeconfig_policy(), Policy::default());
     assert!(settings.lockdown().is_default() && settings.workspace_namespaces().is_empty());
+    assert_eq!(settings.handling(), Handling::default());
 }
 
 #[test]
@@ -171,6 +172,9 @@ WATCH_CLUSTER_KUBECONFIG=/b; WATCH_KUBECONFIG=/a | choice: File("/a")
 --providers= | providers: {}
 --providers=file, kamaji | providers: {Kamaji, File}
 --kubeconfig-paths=/a,/b | paths: ["/a", "/b"]
+--member-prefix= | member_prefixes: {}
+--member-prefix=kamaji=k-, file=f. | member_prefixes: {Kamaji: "k-", File: "f."}
+--kamaji-generator=krypton | kamaji_generator: Some("krypton")
 --workspace-labels=team=a, zone=1; --workspace-labels=zone=2,empty= | workspace_labels: {"empty": "", "team": "a", "zone": "2"}
 --workspace-labels=team=a; KRYPTON_WORKSPACE_LABELS=team=b | workspace_labels: {"team": "b"}
 --workspace-annotations; example.org/note=a\, b=c\\d | workspace_annotations: {"example.org/note": "a, b=c\\d"}
@@ -357,8 +361,11 @@ fn tenant_isolation_is_off_unless_requested() {
 
 #[test]
 fn policies_for_releases_are_configurable() {
-    let words = "--drift=heal; --drift-interval=1m; --wait=hooks; --delete-cert-manager-crds; ALLOW_CHART_SKIP=true";
-    let settings = read(words).unwrap();
+    let settings = read(
+        "--drift=heal; --drift-interval=1m; --wait=hooks; --delete-cert-manager-crds; ALLOW_CHART_SKIP=true; \
+         --retries=3; --remediation=rollback; --history-max=10",
+    );
+    let settings = settings.unwrap();
     let (mode, interval_seconds) = (DriftMode::Heal, 60);
     assert_eq!(
         settings.drift(),
@@ -371,8 +378,18 @@ fn policies_for_releases_are_configurable() {
         wait: WaitPolicy::Hooks,
         delete_cert_manager_crds: true,
         allow_chart_skip: true,
+        retries: Some(3),
+        remediation: Remediation::Rollback,
+        history_max: 10,
     };
     assert_eq!(settings.handling(), expected);
+    let variables = "KRYPTON_RETRIES=0; KRYPTON_REMEDIATION=keep; KRYPTON_HISTORY_MAX=3";
+    let words = format!("--retries=3; --remediation=rollback; --history-max=10; {variables}");
+    let expected = Handling {
+        retries: Some(0),
+        ..Handling::default()
+    };
+    assert_eq!(read(&words).unwrap().handling(), expected);
 }
 
 #[test]
@@ -436,6 +453,20 @@ fn flags_without_effect_are_noted() {
 --leader-elect=false; --remote-deployments-poll-interval=10s | notes: []
 --remote-deployments-poll-interval=30s | notes: ["flag --remote-deployments-poll-interval has no effect"]
 --remote-deployments-poll-interval=0s | notes: ["flag --remote-deployments-poll-interval=0s is below 1s: 10s is meant", "flag --remote-deployments-poll-interval has no effect"]
+"#,
+    );
+}
+
+#[test]
+fn credentials_come_from_helms_own_files() {
+    check(
+        r#"
+HELM_REPOSITORY_CONFIG=/r; HELM_REGISTRY_CONFIG=/g | helm_credentials: Some(Repositories("/r")) & notes: []
+--chart-repo=oci://example.org/a; HELM_REPOSITORY_CONFIG=/r; HELM_REGISTRY_CONFIG=/g | helm_credentials: Some(Registry("/g")) & notes: []
+--chart-repo=; --chart-name=oci://example.org/a/b; HELM_REGISTRY_CONFIG=/g | helm_credentials: Some(Registry("/g"))
+HELM_REGISTRY_CONFIG=/g | helm_credentials: None & notes: []
+--chart-credentials-secret=charts; HELM_REPOSITORY_CONFIG=/r | helm_credentials: None & notes: ["variable HELM_REPOSITORY_CONFIG has no effect: --chart-credentials-secret is used"]
+HELM_REPOSITORY_CACHE=/c | helm_credentials: None & notes: ["variable HELM_REPOSITORY_CACHE has no effect: --helm-cache-dir is used"]
 "#,
     );
 }

@@ -277,8 +277,10 @@ impl DeploymentStore {
                 let bytes = sizes.get(cluster).copied().unwrap_or_default();
                 count >= DEPLOYMENTS_MAX || bytes >= ORDERS_MAX
             };
-            let view = self.view(key, entry, controller, secret_states, is_full);
-            let (decision, reported_events) = (decide(&view), view.reported_events());
+            let mut view = self.view(key, entry, controller, secret_states, is_full);
+            let reported_events = view.reported_events();
+            view.repair = entry.recorded_events.repair(&reported_events);
+            let decision = decide(&view);
             for (cluster, order) in &decision.orders {
                 let orders = ordered.entry(cluster.clone()).or_default();
                 *sizes.entry(cluster.clone()).or_insert(0) += order.size();
@@ -362,6 +364,7 @@ impl DeploymentStore {
             deletion: entry.deletion,
             drift_check_seconds: u32::try_from(controller.check_interval.as_secs())
                 .unwrap_or(u32::MAX),
+            repair: None,
             now: clock::wall(),
         }
     }

@@ -9,11 +9,56 @@ use krypton_types::deployment::{RECORDED_EVENTS, ReportedEvent};
 /// proxy each report their own.
 const EVENTS_MAX: usize = 16;
 
-/// The recorded events of one object, by the member's name.
+/// The recorded events of one object.
 #[derive(Debug, Default)]
-pub(super) struct RecordedEvents(BTreeMap<String, BTreeSet<u64>>);
+pub(super) struct RecordedEvents {
+    /// The times of the events, by the member's name.
+    times: BTreeMap<String, BTreeSet<u64>>,
+    /// The last recorded repair since the object was ready.
+    repair: Option<Repair>,
+}
+
+/// A repair of a release by a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repair {
+    /// The member has corrected objects. Home's event for it is `RepairTriggered`.
+    Corrected,
+    /// The member installs the release again.
+    Reinstalled,
+}
+
+impl Repair {
+    fn from_event(event: &ReportedEvent) -> Option<Self> {
+        match event.reason.as_str() {
+            "DriftHealed" => Some(Self::Corrected),
+            "ReleaseMissing" | "ReleaseNotInstalled" => Some(Self::Reinstalled),
+            _ => None,
+        }
+    }
+}
 
 impl RecordedEvents {
+    /// Returns the last repair since the object was ready, including events that this hub has yet to record. For a
+    /// member without remembered events, another hub has recorded them.
+    pub(super) fn repair(
+        &self,
+        reported_events: &[(String, Vec<ReportedEvent>)],
+    ) -> Option<Repair> {
+        let mut unrecorded = reported_events.iter().flat_map(|(member, events)| {
+            let recorded = self.times.get(member);
+            events
+                .iter()
+                .filter(move |event| recorded.is_some_and(|times| !times.contains(&event.at)))
+                .filter_map(Repair::from_event)
+        });
+        unrecorded.next_back().or(self.repair)
+    }
+
+    /// The object is ready.
+    pub(super) fn end_repair(&mut self) {
+        self.repair = None;
+    }
+
     /// Returns the events to record. For a member without remembered events, another hub has recorded the
     /// events of an object that is older than this hub's term.
     pub(super) fn unrecorded(
@@ -25,14 +70,16 @@ impl RecordedEvents {
         let times = reported_events
             .iter()
             .map(|reported_event| reported_event.at);
-        let is_recorded_elsewhere = !self.0.contains_key(member) && predates_term;
-        let recorded = self.0.entry(member.to_owned()).or_default();
+        let is_recorded_elsewhere = !self.times.contains_key(member) && predates_term;
+        let recorded = self.times.entry(member.to_owned()).or_default();
         let unrecorded = reported_events.iter().filter(|reported_event| {
             !is_recorded_elsewhere && !recorded.contains(&reported_event.at)
         });
-        let events = unrecorded
-            .filter_map(|reported_event| event(member, reported_event))
-            .collect();
+        let mut events = Vec::new();
+        for reported_event in unrecorded {
+            self.repair = Repair::from_event(reported_event).or(self.repair);
+            events.extend(event(member, reported_event));
+        }
         recorded.extend(times);
         while recorded.len() > EVENTS_MAX {
             recorded.pop_first();
@@ -61,6 +108,33 @@ mod tests {
             reason: reason.to_owned(),
             message: "it was so".to_owned(),
         }
+    }
+
+    #[test]
+    fn repair_is_remembered_until_object_is_ready() {
+        let mut recorded_events = RecordedEvents::default();
+        let healed = [reported_event(1, "DriftHealed")];
+        let reported = |events: &[ReportedEvent]| [("paris".to_owned(), events.to_vec())];
+        assert_eq!(recorded_events.repair(&reported(&healed)), None);
+        recorded_events.unrecorded("paris", &[], true);
+        let repair = Some(Repair::Corrected);
+        assert_eq!(recorded_events.repair(&reported(&healed)), repair);
+        recorded_events.unrecorded("paris", &healed, true);
+        assert_eq!(recorded_events.repair(&reported(&healed)), repair);
+        assert_eq!(recorded_events.repair(&[]), repair);
+
+        recorded_events.end_repair();
+        assert_eq!(recorded_events.repair(&reported(&healed)), None);
+        let missing = [
+            reported_event(2, "ReleaseMissing"),
+            reported_event(3, "WorkspaceKept"),
+        ];
+        let repair = Some(Repair::Reinstalled);
+        assert_eq!(recorded_events.repair(&reported(&missing)), repair);
+        // Another hub has recorded the events from before this hub's term.
+        let mut second_hub = RecordedEvents::default();
+        second_hub.unrecorded("paris", &missing, true);
+        assert_eq!(second_hub.repair(&reported(&missing)), None);
     }
 
     #[test]

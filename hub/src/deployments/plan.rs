@@ -15,6 +15,7 @@ use krypton_types::names;
 use kube::ResourceExt as _;
 
 use self::status::Assessment;
+use crate::deployments::events::Repair;
 use crate::deployments::target::TargetMember;
 use crate::leader::home_writer::DeletionCause;
 use crate::members::deployment_orders::DeploymentOrderReport;
@@ -49,6 +50,8 @@ pub(super) struct DeploymentView<'a> {
     /// Why the object is deleted. The hub reads it again before it acts on the deletion.
     pub(super) deletion: Option<DeletionCause>,
     pub(super) drift_check_seconds: u32,
+    /// The last repair of the release since the object was ready.
+    pub(super) repair: Option<Repair>,
     pub(super) now: Timestamp,
 }
 

@@ -416,6 +416,7 @@ impl ProfileStates {
                 origin: profile.origin.clone(),
                 uid: profile.uid.clone(),
                 member: profile.member.clone(),
+                is_renamed: profile.is_renamed,
                 since: profile.since,
                 access,
                 stale,

@@ -1,4 +1,5 @@
-//! TenantControlPlanes of Kamaji (`kamaji.clastix.io`), each with the Secret that its status names.
+//! TenantControlPlanes of Kamaji (`kamaji.clastix.io`), each with the Secret that its status names, or with the
+//! Secret that a KubeconfigGenerator writes for it.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt as _;
@@ -12,6 +13,10 @@ use super::provider::ApiKind;
 
 const COMPONENT_LABEL: &str = "kamaji.clastix.io/component";
 const COMPONENT: &str = "admin-kubeconfig";
+/// Label of the Secrets of a KubeconfigGenerator, with its name.
+const GENERATOR_LABEL: &str = "kamaji.clastix.io/managed-by";
+/// Key of the kubeconfig in these Secrets.
+const GENERATOR_KEY: &str = "value";
 const KEY_ANNOTATION: &str = "kamaji.clastix.io/kubeconfig-secret-key";
 /// Any value pauses the control plane.
 const PAUSED_ANNOTATION: &str = "kamaji.clastix.io/paused";
@@ -19,8 +24,20 @@ const PAUSED_ANNOTATION: &str = "kamaji.clastix.io/paused";
 /// The specifics of Kamaji.
 #[derive(Clone, Debug)]
 pub struct Kamaji {
-    /// Key of the kubeconfig, unless Kamaji's own annotation names another.
+    /// Key of the kubeconfig in the Secret that the status names, unless Kamaji's own annotation names another.
     pub key: String,
+    /// The KubeconfigGenerator whose Secrets are used instead.
+    pub generator: Option<String>,
+}
+
+impl Kamaji {
+    /// The label of the Secrets, and its value.
+    fn label(&self) -> (&str, &str) {
+        match &self.generator {
+            Some(generator) => (GENERATOR_LABEL, generator),
+            None => (COMPONENT_LABEL, COMPONENT),
+        }
+    }
 }
 
 /// The effect of a control plane's status.
@@ -56,11 +73,13 @@ impl Pairing for Kamaji {
     }
 
     fn secrets(&self) -> Config {
-        Config::default().labels(&format!("{COMPONENT_LABEL}={COMPONENT}"))
+        let (label, value) = self.label();
+        Config::default().labels(&format!("{label}={value}"))
     }
 
     fn may_pair(&self, secret: &Secret) -> bool {
-        secret.labels().get(COMPONENT_LABEL).map(String::as_str) == Some(COMPONENT)
+        let (label, value) = self.label();
+        secret.labels().get(label).map(String::as_str) == Some(value)
     }
 
     fn read(&self, plane: &DynamicObject) -> ClusterFields {
@@ -76,14 +95,21 @@ impl Pairing for Kamaji {
         } else {
             None
         };
-        let secret = text("/status/kubeconfig/admin/secretName");
+        let (secret, key) = match &self.generator {
+            Some(generator) => (
+                Some(format!("{}-{generator}", plane.name_any())),
+                GENERATOR_KEY.to_owned(),
+            ),
+            None => {
+                let secret = text("/status/kubeconfig/admin/secretName");
+                let secret = secret.filter(|name| !name.is_empty()).map(str::to_owned);
+                let annotation = plane.annotations().get(KEY_ANNOTATION);
+                (secret, annotation.unwrap_or(&self.key).clone())
+            }
+        };
         ClusterFields {
-            secret: secret.filter(|name| !name.is_empty()).map(str::to_owned),
-            key: plane
-                .annotations()
-                .get(KEY_ANNOTATION)
-                .unwrap_or(&self.key)
-                .clone(),
+            secret,
+            key,
             waiting: (access_effect == AccessEffect::Waiting)
                 .then(|| format!("its status is {status}")),
             suspended,

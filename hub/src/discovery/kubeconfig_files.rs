@@ -1,5 +1,8 @@
 //! Kubeconfigs in files of the hub: a file, or all files of a directory, polled every two seconds. A
 //! mounted ConfigMap or Secret changes by swapped symlinks, which watches of a path miss.
+//!
+//! Each context is a source. The current one has the path of its file as origin, and each other one the path,
+//! `+` and its name.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -16,7 +19,8 @@ use krypton_runtime::periodic::file::{DEADLINE, read_or_wait};
 use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
-use krypton_types::kubeconfig::{self, Policy, SanitizedKubeconfig};
+use krypton_types::fingerprint::sha256_hex;
+use krypton_types::kubeconfig::{self, KubeconfigError, Policy, SanitizedKubeconfig};
 
 use super::provider::by_origin;
 use super::{Origin, Provider, ProviderHandle, Source, SourceKind, Unresolved};
@@ -26,9 +30,12 @@ const SCHEDULE: Schedule = Schedule {
     jitter: 0.0,
     retry_max: Duration::from_secs(2),
 };
-/// Files per directory. At 256 KiB each, the hub reads at most 250 MiB, one file after the other, and keeps
-/// far less.
-const FILES_MAX: usize = 1_000;
+/// Contexts per path. At 256 KiB each, the hub reads at most 250 MiB, one file after the other, and keeps far
+/// less.
+const CONTEXTS_MAX: usize = 1_000;
+/// Limit of `spec.sourceRef.name`, which contains the origin.
+const ORIGIN_MAX: usize = 253;
+const DIGEST_CHARACTERS: usize = 12;
 /// Directory entries that are examined to find the files.
 const ENTRIES_MAX: usize = 20_000;
 const EXTENSIONS: [&str; 4] = ["kubeconfig", "yaml", "yml", "conf"];
@@ -57,9 +64,14 @@ impl Provider for KubeconfigFiles {
     }
 
     fn covers(&self, origin: &Origin) -> bool {
-        let name = Path::new(&origin.name);
-        origin.kind == SourceKind::File
-            && (name == self.path || name.parent() == Some(self.path.as_path()))
+        let is_in_folder = |path: &Path| path.parent() == Some(self.path.as_path());
+        let path = Path::new(&origin.name);
+        let is_file = path == self.path || is_in_folder(path);
+        let is_context = || {
+            let mut paths = files_of_context(&origin.name).map(Path::new);
+            paths.any(|path| path == self.path || (is_in_folder(path) && has_kubeconfig_name(path)))
+        };
+        origin.kind == SourceKind::File && (is_file || is_context())
     }
 
     fn follow(self: Arc<Self>, handle: ProviderHandle) -> BoxFuture<'static, ()> {
@@ -95,7 +107,8 @@ struct KnownFile {
     /// Whether the file was read again under the same stamp. File system timestamps are coarse: a write
     /// right after the first read may have the same time.
     settled: bool,
-    source: Arc<Source>,
+    /// The current context, followed by the others.
+    sources: Vec<Arc<Source>>,
 }
 
 /// The result of the last poll.
@@ -104,8 +117,15 @@ struct PollResult {
     files: BTreeMap<PathBuf, KnownFile>,
     /// Whether the path was a file and not a directory.
     is_file: bool,
-    /// Whether there are more files than `FILES_MAX`.
+    /// Whether the files have more contexts than `CONTEXTS_MAX`.
     exceeds_limit: bool,
+}
+
+impl PollResult {
+    fn sources(&self) -> impl Iterator<Item = &Arc<Source>> {
+        let sources = self.files.values().flat_map(|file| &file.sources);
+        sources.take(CONTEXTS_MAX)
+    }
 }
 
 /// Why the files cannot be listed.
@@ -143,11 +163,10 @@ impl KubeconfigFiles {
             let outcome = match result {
                 Ok(next) => {
                     if next.exceeds_limit && !current.exceeds_limit {
-                        tracing::warn!(path = %self.path.display(), "more than {FILES_MAX} kubeconfigs; ignoring the others");
+                        tracing::warn!(path = %self.path.display(), "more than {CONTEXTS_MAX} contexts in kubeconfigs; ignoring the others");
                     }
                     current = next;
-                    let sources = by_origin(current.files.values().map(|file| &file.source));
-                    handle.publish(Some(sources), None);
+                    handle.publish(Some(by_origin(current.sources())), None);
                     Ok(NextRun::AsScheduled)
                 }
                 Err(error) => {
@@ -159,7 +178,11 @@ impl KubeconfigFiles {
                 () = periodic.pause_after(outcome) => {}
                 // Read the file again even if its metadata is unchanged.
                 origin = handle.next_reread() => {
-                    if let Some(file) = current.files.get_mut(Path::new(&origin.name)) {
+                    let mut files = current.files.values_mut();
+                    let has_context = |file: &&mut KnownFile| {
+                        file.sources.iter().any(|source| source.origin == origin)
+                    };
+                    if let Some(file) = files.find(has_context) {
                         file.stamp = None;
                     }
                 }
@@ -208,8 +231,10 @@ fn poll(path: &Path, policy: &Policy, previous: &PollResult) -> Result<PollResul
     }
     // Sort the paths, so each poll selects the same files.
     paths.sort();
+    let mut contexts = 0;
     for path in paths {
         let known = previous.files.get(&path);
+        let known_sources = known.map_or(&[][..], |known| &known.sources);
         let file = match fs::metadata(&path) {
             Ok(metadata) if metadata.is_dir() => continue,
             Ok(metadata) => {
@@ -219,7 +244,7 @@ fn poll(path: &Path, policy: &Policy, previous: &PollResult) -> Result<PollResul
                     known => KnownFile {
                         stamp,
                         settled: known.is_some(),
-                        source: Arc::new(source(&path, read_file(&path, &metadata, policy))),
+                        sources: sources(&path, read_file(&path, &metadata), policy, known_sources),
                     },
                 }
             }
@@ -227,14 +252,20 @@ fn poll(path: &Path, policy: &Policy, previous: &PollResult) -> Result<PollResul
             Err(error) => KnownFile {
                 stamp: None,
                 settled: false,
-                source: Arc::new(source(&path, Err(unreadable_file(&path, &error)))),
+                sources: sources(
+                    &path,
+                    Err(unreadable_file(&path, &error)),
+                    policy,
+                    known_sources,
+                ),
             },
         };
-        if next.files.len() == FILES_MAX {
+        contexts += file.sources.len();
+        next.files.insert(path, file);
+        if contexts > CONTEXTS_MAX {
             next.exceeds_limit = true;
             break;
         }
-        next.files.insert(path, file);
     }
     Ok(next)
 }
@@ -247,32 +278,106 @@ fn has_kubeconfig_name(path: &Path) -> bool {
     !hidden && extension.is_some_and(|extension| EXTENSIONS.contains(&extension))
 }
 
-fn source(path: &Path, access: Result<SanitizedKubeconfig, String>) -> Source {
+/// Returns the paths that the origin of a context can start with. A path and a context can contain `+` too.
+pub(super) fn files_of_context(origin: &str) -> impl Iterator<Item = &str> {
+    let separators = origin.match_indices('+');
+    separators.filter_map(|(position, _)| origin.get(..position))
+}
+
+/// Reads the contexts of a file. If the file cannot be read as a whole, its known contexts stay, with that
+/// error.
+fn sources(
+    path: &Path,
+    content: Result<Vec<u8>, String>,
+    policy: &Policy,
+    known: &[Arc<Source>],
+) -> Vec<Arc<Source>> {
+    let file = path.to_string_lossy();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let member = name.split('.').next().unwrap_or_default();
+    let contexts = content.and_then(|bytes| {
+        let others = kubeconfig::parse_other_contexts(&bytes, policy, CONTEXTS_MAX);
+        let others = others.map_err(|error| describe(&file, &error))?;
+        let current = kubeconfig::parse(&bytes, policy);
+        Ok((current.map_err(|error| describe(&file, &error)), others))
+    });
+    match contexts {
+        Ok((current, others)) => {
+            let current = source(file.to_string(), member.to_owned(), current);
+            let others = others.into_iter().map(|(context, access)| {
+                let (origin, member) = context_names(&file, member, &context);
+                let access = access.map_err(|error| describe(&origin, &error));
+                source(origin, member, access)
+            });
+            std::iter::once(current)
+                .chain(others)
+                .map(Arc::new)
+                .collect()
+        }
+        Err(problem) => {
+            let others = known.iter().skip(1).map(|known| Source {
+                access: Err(invalid(problem.clone())),
+                ..Source::clone(known)
+            });
+            let current = source(file.to_string(), member.to_owned(), Err(problem.clone()));
+            std::iter::once(current)
+                .chain(others)
+                .map(Arc::new)
+                .collect()
+        }
+    }
+}
+
+/// Returns the origin and the member name of a context that is not the current one. A context whose name does
+/// not fit into the origin is represented by its digest.
+fn context_names(file: &str, member: &str, context: &str) -> (String, String) {
+    let fits = file.len() + 1 + context.len() <= ORIGIN_MAX;
+    let context = match fits && !context.chars().any(char::is_control) {
+        true => context.to_owned(),
+        false => {
+            let digest = sha256_hex(context.as_bytes());
+            digest.chars().take(DIGEST_CHARACTERS).collect()
+        }
+    };
+    // The names that cloud providers generate contain characters that a member name can't have.
+    let legal = |c: char| match c.is_ascii_alphanumeric() {
+        true => c.to_ascii_lowercase(),
+        false => '-',
+    };
+    let suffix: String = context.chars().map(legal).collect();
+    let suffix = suffix.trim_matches('-');
+    (format!("{file}+{context}"), format!("{member}-{suffix}"))
+}
+
+fn source(origin: String, member: String, access: Result<SanitizedKubeconfig, String>) -> Source {
     Source {
         origin: Origin {
             kind: SourceKind::File,
             namespace: None,
-            name: path.to_string_lossy().into_owned(),
+            name: origin,
         },
         uid: String::new(),
-        member: member.to_owned(),
+        member,
+        is_renamed: false,
         since: None,
-        access: access.map(Arc::new).map_err(|message| Unresolved {
-            reason: reason::KUBECONFIG_INVALID,
-            message,
-        }),
+        access: access.map(Arc::new).map_err(invalid),
         suspended: None,
         stale: None,
     }
 }
 
-fn read_file(
-    path: &Path,
-    metadata: &Metadata,
-    policy: &Policy,
-) -> Result<SanitizedKubeconfig, String> {
+fn invalid(message: String) -> Unresolved {
+    Unresolved {
+        reason: reason::KUBECONFIG_INVALID,
+        message,
+    }
+}
+
+fn describe(origin: &str, error: &KubeconfigError) -> String {
+    format!("{origin}: {}", chain(error))
+}
+
+fn read_file(path: &Path, metadata: &Metadata) -> Result<Vec<u8>, String> {
     // Opening a pipe would wait for a writer.
     if !metadata.is_file() {
         return Err(format!("{} is not a file", path.display()));
@@ -284,9 +389,7 @@ fn read_file(
         fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    let bytes = read().map_err(|error| unreadable_file(path, &error))?;
-    kubeconfig::parse(&bytes, policy)
-        .map_err(|error| format!("{}: {}", path.display(), chain(&error)))
+    read().map_err(|error| unreadable_file(path, &error))
 }
 
 fn unreadable_file(path: &Path, error: &io::Error) -> String {

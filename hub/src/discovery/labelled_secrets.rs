@@ -108,6 +108,7 @@ pub fn read(
         namespace: meta.namespace.clone(),
         name: name.clone(),
     };
+    let renamed = annotation(names::MEMBER_NAME_ANNOTATION);
     let missing = format!(
         ": put the cluster's kubeconfig there, or name another key with the annotation {} or with --kubeconfig-key",
         names::KUBECONFIG_KEY_ANNOTATION
@@ -116,7 +117,8 @@ pub fn read(
         access: kubeconfig_secret::kubeconfig(secret, &origin.to_string(), key, &missing, policy),
         origin,
         uid: meta.uid.clone().unwrap_or_default(),
-        member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or(name),
+        is_renamed: renamed.is_some(),
+        member: renamed.unwrap_or(name),
         since: meta.creation_timestamp.as_ref().map(|time| time.0),
         stale: None,
         suspended: None,
@@ -164,7 +166,7 @@ mod tests {
             .into(),
         );
         let source = read_labelled(&secret).unwrap();
-        assert_eq!(source.member, "paris");
+        assert_eq!((source.member.as_str(), source.is_renamed), ("paris", true));
         assert!(source.access.unwrap_err().message.contains("\"value\""));
     }
 

@@ -9,6 +9,7 @@ use krypton_crds::edge_cluster::SourceRef;
 use krypton_types::conditions::reason;
 use krypton_types::names;
 
+use super::member_names::MemberNames;
 use super::register::Entry;
 use super::{Origin, RunningProvider, Source, SourceKind, Unresolved};
 
@@ -50,11 +51,11 @@ impl fmt::Display for Refusal {
         match self {
             Self::Taken { member, owner } => write!(
                 f,
-                "the name {member} belongs to {owner}; set another name with annotation {annotation} (rename a file), or, to move the member to this source, set spec.sourceRef of EdgeCluster {member}"
+                "the name {member} belongs to {owner}; set another name with annotation {annotation} (rename a file or its context) or a prefix with --member-prefix, or, to move the member to this source, set spec.sourceRef of EdgeCluster {member}"
             ),
             Self::NotAName(name) => write!(
                 f,
-                "{name:?} cannot be the name of a member; write lower-case letters, digits, '-' and '.' into the annotation {annotation} (a file: rename it)"
+                "{name:?} cannot be the name of a member; write lower-case letters, digits, '-' and '.' into the annotation {annotation} (a file: rename it or its context)"
             ),
             Self::NotBound { member, origin } => write!(
                 f,
@@ -103,8 +104,8 @@ pub fn bind_sources(providers: &[&RunningProvider], input: BindingInput<'_>) -> 
         let listing = &running.listing;
         listing.sources.is_some() || listing.trouble.is_some() || listing.closed
     });
-    for (name, sources) in group_by_name(providers, &mut membership.refused) {
-        bind(name, sources, input, all_listed, &mut membership);
+    for (name, sources) in group_by_name(providers, input, &mut membership.refused) {
+        bind(&name, sources, input, all_listed, &mut membership);
     }
     for (name, source) in input.bound {
         if let Some(source) = source.as_ref().filter(|source| source.kind != SELF_CLUSTER) {
@@ -114,28 +115,29 @@ pub fn bind_sources(providers: &[&RunningProvider], input: BindingInput<'_>) -> 
     membership
 }
 
-/// Groups the sources by requested name. Refuses sources with an invalid name.
+/// Groups the sources by name. Refuses sources with an invalid name.
 fn group_by_name<'a>(
     providers: &[&'a RunningProvider],
+    input: BindingInput<'_>,
     refused: &mut BTreeMap<Origin, Refusal>,
-) -> BTreeMap<&'a str, Vec<&'a Arc<Source>>> {
-    let mut by_name: BTreeMap<&str, Vec<&Arc<Source>>> = BTreeMap::new();
+) -> BTreeMap<String, Vec<&'a Arc<Source>>> {
+    let member_names = MemberNames::new(input.bound, input.dismissed);
+    let mut by_name: BTreeMap<String, Vec<&Arc<Source>>> = BTreeMap::new();
     // Two providers can find one Secret, by its label and by a reference: the first provider takes
     // precedence.
     let mut seen: BTreeSet<&Origin> = BTreeSet::new();
-    let listed = providers
-        .iter()
-        .filter_map(|running| running.listing.sources.as_deref());
-    for source in listed.flat_map(BTreeMap::values) {
-        if !seen.insert(&source.origin) {
-            continue;
-        }
-        let name = source.member.as_str();
-        if names::is_dns_subdomain(name) {
-            by_name.entry(name).or_default().push(source);
-        } else {
-            let refusal = Refusal::NotAName(name.to_owned());
-            refused.insert(source.origin.clone(), refusal);
+    for running in providers {
+        let sources = running.listing.sources.as_deref().into_iter();
+        for source in sources.flat_map(BTreeMap::values) {
+            if !seen.insert(&source.origin) {
+                continue;
+            }
+            let name = member_names.name(running, source);
+            if names::is_dns_subdomain(&name) {
+                by_name.entry(name).or_default().push(source);
+            } else {
+                refused.insert(source.origin.clone(), Refusal::NotAName(name));
+            }
         }
     }
     by_name
@@ -239,8 +241,16 @@ fn record_trouble(
         }
         _ if membership.unseen.contains_key(name) => {}
         (listing, origin) => {
-            let gone = gone(source, origin.as_ref(), listing.is_some());
-            membership.gone.insert(name.to_owned(), gone);
+            let unread = origin.as_ref().and_then(|origin| {
+                let mut listings = providers.iter().map(|running| &running.listing);
+                listings.find_map(|listing| listing.unread_file(origin))
+            });
+            if let Some(problem) = unread {
+                membership.unseen.insert(name.to_owned(), problem.clone());
+            } else {
+                let gone = gone(source, origin.as_ref(), listing.is_some());
+                membership.gone.insert(name.to_owned(), gone);
+            }
         }
     }
 }

@@ -88,6 +88,8 @@ pub struct NamedSecrets {
     pub label: String,
     /// Key of the kubeconfig, unless an annotation or the reference names another.
     pub key: String,
+    /// Prefix of the names of members from Secrets.
+    pub prefix: String,
     pub policy: Policy,
 }
 
@@ -336,7 +338,7 @@ impl NamedSecrets {
         let labelled = |label: &str| secret.labels().get(label).map(String::as_str) == Some("true");
         let open = labelled(&self.label) || labelled(names::OPEN_TO_DEPLOYMENTS_LABEL);
         let state = SecretState::Present {
-            member: source.member.clone(),
+            member: source.requested_name(&self.prefix),
             open,
         };
         (Some(state), (reference.trusted || open).then_some(source))
@@ -356,13 +358,15 @@ impl NamedSecrets {
             .or_else(|| annotation(names::KUBECONFIG_KEY_ANNOTATION))
             .unwrap_or_else(|| self.key.clone());
         let missing = ": put the cluster's kubeconfig there, or name another key with spec.region.kubeconfig.secret.key of the KryptonDeployment";
+        let renamed = annotation(names::MEMBER_NAME_ANNOTATION);
         let origin = name.origin();
         let object = origin.to_string();
         Source {
             access: kubeconfig_secret::kubeconfig(secret, &object, &key, missing, &self.policy),
             origin,
             uid: secret.metadata.uid.clone().unwrap_or_default(),
-            member: annotation(names::MEMBER_NAME_ANNOTATION).unwrap_or_else(|| name.name.clone()),
+            is_renamed: renamed.is_some(),
+            member: renamed.unwrap_or_else(|| name.name.clone()),
             since: secret.metadata.creation_timestamp.as_ref().map(|it| it.0),
             stale: trouble.map(|problem| Unresolved {
                 reason: reason::SOURCE_UNAVAILABLE,
@@ -379,6 +383,7 @@ fn pending(name: &SecretName, message: String) -> Source {
         origin: name.origin(),
         uid: String::new(),
         member: name.name.clone(),
+        is_renamed: false,
         since: None,
         access: Err(Unresolved {
             reason: reason::STARTING,

@@ -61,6 +61,8 @@ pub struct ClusterObject {
     pub uid: String,
     pub since: Option<Timestamp>,
     pub member: String,
+    /// Whether an annotation sets `member`.
+    pub is_renamed: bool,
     pub fields: ClusterFields,
 }
 
@@ -71,6 +73,7 @@ impl ClusterObject {
             uid: object.uid().unwrap_or_default(),
             since: object.metadata.creation_timestamp.as_ref().map(|at| at.0),
             member: renamed.cloned().unwrap_or_else(|| object.name_any()),
+            is_renamed: renamed.is_some(),
             fields: pairing.read(object),
         }
     }
@@ -241,6 +244,7 @@ fn read_source(
     Source {
         uid: object.uid.clone(),
         member: object.member.clone(),
+        is_renamed: object.is_renamed,
         since: object.since,
         access,
         suspended: reason.map(|reason| {

@@ -15,6 +15,7 @@ use kube::{Client, CustomResourceExt as _};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::member_names::MemberNames;
 use super::membership::pending;
 use super::{Origin, RunningProvider};
 
@@ -71,6 +72,8 @@ impl Register {
         departed: &BTreeSet<Origin>,
         bound: &BTreeMap<String, Option<SourceRef>>,
     ) -> Self {
+        let dismissed = self.dismissed(bound);
+        let names = MemberNames::new(bound, &dismissed);
         let stays = |((member, origin), uid): &(&Entry, &String)| {
             let mut covering = providers
                 .iter()
@@ -81,11 +84,11 @@ impl Register {
             covering.peek().is_none()
                 || covering.any(|running| {
                     running.listing.sources.as_ref().is_none_or(|sources| {
-                        let source = sources.get(origin);
-                        source.is_some_and(|source| {
-                            let is_same = source.member == *member && source.uid == **uid;
-                            is_same || pending(source).is_some()
-                        })
+                        let Some(source) = sources.get(origin) else {
+                            return running.listing.unread_file(origin).is_some();
+                        };
+                        let is_same = names.name(running, source) == *member && source.uid == **uid;
+                        is_same || pending(source).is_some()
                     })
                 })
         };
@@ -94,16 +97,15 @@ impl Register {
             .filter(|((_, origin), _)| !departed.contains(origin))
             .map(|(entry, uid)| (entry.clone(), uid.clone()))
             .collect();
-        let sources = providers
-            .iter()
-            .filter_map(|running| running.listing.sources.as_deref())
-            .flat_map(BTreeMap::values);
-        let bound_sources =
-            sources.filter(|source| bound.get(&source.member).is_some_and(Option::is_some));
-        entries.extend(bound_sources.map(|source| {
-            let entry = (source.member.clone(), source.origin.clone());
-            (entry, source.uid.clone())
-        }));
+        for running in providers {
+            let sources = running.listing.sources.as_deref().into_iter();
+            for source in sources.flat_map(BTreeMap::values) {
+                let name = names.name(running, source);
+                if bound.get(&name).is_some_and(Option::is_some) {
+                    entries.insert((name, source.origin.clone()), source.uid.clone());
+                }
+            }
+        }
         Self {
             crd: self.crd.clone(),
             entries,

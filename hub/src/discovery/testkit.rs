@@ -31,12 +31,22 @@ pub(super) fn origin(namespace: &str, name: &str) -> Origin {
     }
 }
 
-/// Returns a source without a usable kubeconfig.
+/// Returns the origin of a file, or of a context in it.
+pub(super) fn file_origin(name: &str) -> Origin {
+    Origin {
+        kind: SourceKind::File,
+        namespace: None,
+        name: name.to_owned(),
+    }
+}
+
+/// Returns a source without a usable kubeconfig, whose annotation sets the member name.
 pub(super) fn source(origin: Origin, member: &str) -> Source {
     Source {
         origin,
         uid: String::new(),
         member: member.to_owned(),
+        is_renamed: true,
         since: None,
         access: Err(Unresolved {
             reason: reason::KUBECONFIG_INVALID,

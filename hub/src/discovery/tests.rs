@@ -117,7 +117,8 @@ async fn faulty_provider_keeps_sources_and_affects_no_other() {
         fake("floods", Behaviour::Floods(10_000)),
         fake("good", Behaviour::Good),
     ];
-    let mut sources = start(providers, &Watchdog::default(), &stop);
+    let no_prefixes = MemberPrefixes::new();
+    let mut sources = start(providers, no_prefixes, &Watchdog::default(), &stop);
     let current = wait_until(&mut sources, |sources| {
         closed(sources, "panics")
             && closed(sources, "ends")
@@ -154,6 +155,7 @@ async fn flood_keeps_only_the_newest() {
     let stop = CancellationToken::new();
     let mut sources = start(
         vec![fake("floods", Behaviour::Floods(10_000))],
+        MemberPrefixes::new(),
         &Watchdog::default(),
         &stop,
     );
@@ -198,6 +200,7 @@ async fn hub_shutdown_removes_no_source() {
     let stop = CancellationToken::new();
     let mut sources = start(
         vec![fake("good", Behaviour::Good)],
+        MemberPrefixes::new(),
         &Watchdog::default(),
         &stop,
     );

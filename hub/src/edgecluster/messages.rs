@@ -81,8 +81,10 @@ pub(super) fn report_refused(
 
 /// Reports a source that its provider cannot read.
 pub(super) fn observe_source(shared: &Shared, name: &str, problem: Option<&Unresolved>) {
-    let state =
-        problem.map(|problem| State::new(Truth::Unknown, problem.reason, problem.message.clone()));
+    let state = problem.map(|problem| {
+        let truth = reason::source_truth(problem.reason);
+        State::new(truth, problem.reason, problem.message.clone())
+    });
     shared
         .members
         .observe(name, |observation| observation.source = state);

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use krypton_crds::edge_cluster::{Applied, EdgeClusterStatus, Mode, TenantCounts, TenantSummaries};
-use krypton_types::conditions::{self, READY, State, Truth, reason};
+use krypton_types::conditions::{self, Outlook, READY, State, Truth, reason};
 
 use super::credential_expiry::{self, MemberCredential, Validity};
 use crate::members::agent_keys;
@@ -50,6 +50,7 @@ pub fn status(
     next.observed_generation = Some(generation);
     let ready = ready(&next.conditions);
     conditions::set(&mut next.conditions, READY, &ready, generation, now);
+    set_progress(&mut next.conditions, ready, generation, now);
     if let Some(state) = &observation.uninstalled {
         conditions::set(&mut next.conditions, "Uninstalled", state, generation, now);
     }
@@ -140,6 +141,17 @@ fn ready(conditions: &[Condition]) -> State {
     decisive.unwrap_or_else(|| State::new(Truth::Unknown, reason::STARTING, ""))
 }
 
+/// Sets `Reconciling` or `Stalled` while the member is not ready. A ban, a suspension or a conflict
+/// of identities in `Healthy` outranks a lost connection, because the hub then does not connect.
+fn set_progress(conditions: &mut Vec<Condition>, ready: State, generation: i64, now: Timestamp) {
+    let outlook = |state: &State| Outlook::from_reason(&state.reason);
+    let lasting = conditions::find(conditions, "Healthy")
+        .filter(|healthy| outlook(healthy) != Outlook::Reconciling);
+    let decisive = lasting.unwrap_or(ready);
+    let outlook = outlook(&decisive);
+    conditions::set_progress(conditions, &decisive, outlook, generation, now);
+}
+
 /// Returns the validity of the agent's certificate. A session's report takes precedence. Otherwise the later of
 /// the known and the recorded one counts, because another hub may have recorded a renewal.
 fn certificate_validity(
@@ -197,6 +209,67 @@ mod tests {
                 status_for(connected, healthy),
                 state(expected.0, expected.1)
             );
+        }
+    }
+
+    #[test]
+    fn unready_member_is_reconciling_stalled_or_suspended() {
+        let (no, unknown) = (Truth::False, Truth::Unknown);
+        for (connected, healthy, expected) in [
+            (
+                (Truth::True, reason::CONNECTED),
+                (Truth::True, reason::RECONCILING),
+                None,
+            ),
+            (
+                (unknown, reason::STARTING),
+                (unknown, reason::STARTING),
+                Some(("Reconciling", reason::STARTING)),
+            ),
+            (
+                (no, reason::AGENT_AWAY),
+                (unknown, reason::AGENT_AWAY),
+                Some(("Reconciling", reason::AGENT_AWAY)),
+            ),
+            (
+                (no, reason::KUBECONFIG_INVALID),
+                (unknown, reason::KUBECONFIG_INVALID),
+                Some(("Stalled", reason::KUBECONFIG_INVALID)),
+            ),
+            (
+                (Truth::True, reason::CONNECTED),
+                (no, reason::DUPLICATE),
+                Some(("Stalled", reason::DUPLICATE)),
+            ),
+            // The ban is the reason why the agent is away.
+            (
+                (no, reason::AGENT_AWAY),
+                (no, reason::BANNED),
+                Some(("Stalled", reason::BANNED)),
+            ),
+            (
+                (unknown, reason::STARTING),
+                (unknown, reason::SUSPENDED),
+                None,
+            ),
+        ] {
+            let state = |(truth, reason): (Truth, &str)| State::new(truth, reason, "why");
+            let observation = MemberObservation {
+                connected: state(connected),
+                healthy: state(healthy),
+                ..MemberObservation::default()
+            };
+            let counts = PhaseCounts::default();
+            let now = Timestamp::UNIX_EPOCH;
+            let next = status("a", None, &observation, counts, None, 1, now);
+            let shown = ["Reconciling", "Stalled"].map(|type_| {
+                let found = conditions::find(&next.conditions, type_)?;
+                assert_eq!((found.truth, &*found.message), (Truth::True, "why"));
+                Some((type_, found.reason))
+            });
+            let expected = expected.map(|(type_, reason)| (type_, reason.to_owned()));
+            let shown: Vec<_> = shown.into_iter().flatten().collect();
+            assert_eq!(shown, Vec::from_iter(expected), "{observation:?}");
         }
     }
 

@@ -4,7 +4,7 @@
 use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantPlacement, TenantStatus};
 use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
-use krypton_types::conditions::{self, State, Truth, reason};
+use krypton_types::conditions::{self, Outlook, State, Truth, reason};
 use krypton_types::names::{
     ADOPT_ANNOTATION, ORPHAN_ANNOTATION, PAUSED_ANNOTATION, RECONCILE_REQUESTED_ANNOTATION,
     SELF_CLUSTER,
@@ -247,6 +247,8 @@ pub(super) fn set_condition(
     {
         let ready = State::new(ready.truth, ready.reason, placed.message.clone());
         conditions::set(list, conditions::READY, &ready, generation, now);
+        let outlook = Outlook::from_reason(&placed.reason);
+        conditions::set_progress(list, &ready, outlook, generation, now);
         status.last_message = Some(ready.message);
     }
 }

@@ -273,6 +273,8 @@ fn aggregated(
         generation,
         now.wall,
     );
+    let outlook = members.outlook(skip);
+    conditions::set_progress(&mut status.conditions, ready, outlook, generation, now.wall);
     status.phase = Some(summary.phase.to_string());
     status.last_message = Some(summary.last_message);
     status.observed_generation = Some(generation);

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use krypton_crds::tenant::{ClusterSummary, TenantStatus};
 use krypton_types::conditions::{
-    self, ClusterState, MESSAGE_MAX, Readiness, Summary, Tally, Truth, summarise, summarise_many,
+    self, ClusterState, MESSAGE_MAX, Outlook, Readiness, Summary, Tally, Truth, summarise,
+    summarise_many,
 };
 use krypton_types::tenant::UpcomingStep;
 
@@ -43,6 +44,20 @@ impl TenantMembers {
 
     fn total(&self) -> usize {
         self.counted.len() + self.unnamed
+    }
+
+    /// Returns what the Tenant waits for if it is not ready on all members.
+    pub(super) fn outlook(&self, allow_chart_skip: bool) -> Outlook {
+        let unready = self.counted.iter().filter(|(_, state)| {
+            Readiness::from_state(state, allow_chart_skip) != Readiness::Ready
+        });
+        let outlooks =
+            unready.map(|(name, state)| Outlook::from_state(state, self.next.get(name).copied()));
+        let unnamed = (self.unnamed > 0).then_some(Outlook::Reconciling);
+        outlooks
+            .chain(unnamed)
+            .max()
+            .unwrap_or(Outlook::Reconciling)
     }
 }
 

@@ -178,5 +178,32 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     assert_eq!(member?.uid().as_ref(), at_home.get(EDGE));
     agent.agent.stop().await?;
     hub.hub.stop().await?;
+    start_with_values_of_krypton_operator(&home, &repository).await
+}
+
+/// Replaces the hub by one with a values file of krypton-operator's chart, and verifies the lines about its values.
+async fn start_with_values_of_krypton_operator(
+    home: &Cluster,
+    repository: &ChartRepository,
+) -> TestResult {
+    let create = ["create", "namespace", "krypton-operator"];
+    home.kubectl(create).await?;
+    let file = OwnChart::Hub.cases()?["krypton-operator"].clone();
+    let file = format!("--values={}", file.display());
+    let values = hub_values(repository, &["--set=chart.version=1.1.0", &file]);
+    let output = OwnChart::Hub.install(home, &values).await?;
+    for value in [
+        "image.repository",
+        "image.command",
+        "service.ports",
+        "livenessProbe, readinessProbe",
+        "ports",
+        "autoscaling",
+    ] {
+        assert!(output.contains(&format!("\n- {value}: ")), "{output}");
+    }
+    let mut hub = HubPod::start(home, None).await?;
+    hub.hub.wait_ready(STEP_DEADLINE).await?;
+    hub.hub.stop().await?;
     Ok(())
 }

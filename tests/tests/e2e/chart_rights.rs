@@ -33,7 +33,7 @@ const EDGE: &str = "edge-1";
 const EXTRA_VALUES: [&str; 4] = [
     "--set=namespaceConfiguration.labels.team=a",
     "--set=placeTenants=true",
-    "--set=extraArgs={--drift=heal,--drift-interval=2s}",
+    "--set=drift.mode=heal,drift.interval=2s",
     "--set=chart.valuesFrom={configmap/fleet,secret/fleet?}",
 ];
 const SCHEMA_VERSION: &str = "mesh.openkcm.io/schema-version";

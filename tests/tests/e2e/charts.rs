@@ -2,14 +2,18 @@
 //! for a fleet.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::chart::{
     ChartCache, ChartError, ChartFault, ChartRef, Credentials, CurrentCredentials,
 };
 use krypton_helm::driver::{Helm, HelmConfig, Keyring, Supervisor};
+use krypton_hub::args::HelmCredentials;
+use krypton_hub::chart::helm_credentials;
 use krypton_tests::fleet::{FleetClient, ValuesFile, values_flag};
 use krypton_tests::registry::{Login, PASSWORD, USERNAME};
 use krypton_tests::{
@@ -47,6 +51,21 @@ fn login(username: &str, password: &str) -> watch::Receiver<CurrentCredentials> 
     };
     let read = Credentials::from_secret(&secret).unwrap();
     watch::channel(Ok(Arc::new(read))).1
+}
+
+/// The same login from a file as `helm registry login` writes it.
+async fn helm_login(
+    registry: &Registry,
+    folder: &Path,
+) -> TestResult<watch::Receiver<CurrentCredentials>> {
+    let url = registry.url();
+    let host = url.split('/').nth(2).unwrap();
+    let auth = BASE64_STANDARD.encode(format!("{USERNAME}:{PASSWORD}"));
+    let config = json!({"auths": {host: {"auth": auth}}});
+    let file = folder.join("registry.json");
+    std::fs::write(&file, config.to_string())?;
+    let read = helm_credentials::read(&HelmCredentials::Registry(file), &url).await?;
+    Ok(watch::channel(Ok(Arc::new(read.unwrap()))).1)
 }
 
 #[tokio::test]
@@ -168,9 +187,12 @@ async fn registry_login_works_by_password_and_token() -> TestResult {
         let known = known.with_credentials(login(USERNAME, PASSWORD));
         assert_eq!(known.resolve(&chart(&registry, "^1")).await?, "1.0.0");
         assert_eq!(known.fetch(&request).await?.version, "1.0.0");
+        let (dir, with_file) = cache();
+        let with_file = with_file.with_credentials(helm_login(&registry, dir.path()).await?);
+        assert_eq!(with_file.fetch(&request).await?.version, "1.0.0");
         let token_requests = registry.token_requests().split_off(before);
         let expected: &[&str] = match kind {
-            Login::Token => &["", USERNAME, USERNAME, USERNAME],
+            Login::Token => &["", USERNAME, USERNAME, USERNAME, USERNAME],
             _ => &[],
         };
         assert_eq!(token_requests, expected, "{kind:?}");

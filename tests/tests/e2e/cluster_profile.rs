@@ -31,11 +31,6 @@ fn unresolved(reason: &'static str) -> ExpectedCondition<'static> {
     ("TargetClusterResolved", "False", reason)
 }
 
-/// Conditions of a member that is unresolved, and still uses the last known access.
-fn stale_access(reason: &'static str) -> ExpectedCondition<'static> {
-    ("TargetClusterResolved", "Unknown", reason)
-}
-
 /// A hub's provider file, replaced like a mounted ConfigMap.
 struct ProviderFile(TempDir);
 
@@ -287,7 +282,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
         ),
     ] {
         file.write(&providers);
-        let stale = [stale_access("RemoteClusterStale"), CONNECTED, HEALTHY];
+        let stale = [unresolved("RemoteClusterStale"), CONNECTED, HEALTHY];
         let message = fleet_client
             .member_condition_message("edge-1", &stale)
             .await?;
@@ -397,7 +392,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
 
     let mut hub = start(&[by_profiles]);
     for name in ["edge-1", "edge-2", "edge-3", "edge-4"] {
-        let message = reason(name, "MulticlusterDisabled").await;
+        let message = reason(name, "AccessProviderNotConfigured").await;
         assert!(
             message.contains("--clusterprofile-provider-file"),
             "{message}"
@@ -425,7 +420,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     assert!(message.contains("client-key-data"), "{message}");
     let message = reason("edge-4", "RemoteClientCreationFailed").await;
     assert!(message.contains("/nonexistent/ca.crt"), "{message}");
-    let message = reason("edge-3", "AccessProviderFailed").await;
+    let message = reason("edge-3", "MulticlusterDisabled").await;
     assert!(
         message.contains("(unknown)") && message.contains("broken, mismatched, tokens"),
         "{message}"
@@ -439,7 +434,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
 
     home.kubectl(["delete", "crd", CRD]).await?;
     let mut hub = start(&[by_profiles, &file.flag()]);
-    let unavailable = [stale_access("ClusterProfileUnavailable")];
+    let unavailable = [unresolved("ClusterProfileUnavailable")];
     let message = fleet_client
         .member_condition_message("edge-1", &unavailable)
         .await?;

@@ -95,6 +95,7 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
     for (name, reason) in [
         ("made", "HelmUninstalled"),
         ("made", "WorkspaceDeleted"),
+        ("guest", "WorkspaceExists"),
         ("orphan", "Orphaned"),
     ] {
         fleet_client.event_message(name, reason).await?;
@@ -194,6 +195,9 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
     let uninstall_failed = [(error.as_str(), "True", "UninstallFailed")];
     let tenant = fleet_client.wait_for("acme", &uninstall_failed).await?;
     assert!(tenant.metadata.deletion_timestamp.is_some(), "etcd kept it");
+    fleet_client
+        .event_message("acme", "HelmUninstallFailed")
+        .await?;
     assert_eq!(fleet_client.releases().await?, releases);
     let orphan = names::ORPHAN_ANNOTATION;
     fleet_client.annotate("acme", orphan, "true").await?;

@@ -191,6 +191,26 @@ fn every_original_bug_has_row_with_test() {
     }
 }
 
+/// The links of these rows are verified with all others.
+#[test]
+fn migration_guide_lists_every_original_example() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/how-to/migrate.md");
+    let page = fs::read_to_string(path).unwrap();
+    let rows: String = page.lines().filter(|line| line.starts_with("| ")).collect();
+    for name in [
+        "account-dev",
+        "cryptoedgedeployment-echo",
+        "e2e-mini",
+        "remote-kubeconfig-secret",
+        "tenant-acme",
+        "tenant-cert-manager-clusterref",
+        "tenant-remote-simple",
+    ] {
+        let file = format!("`examples/{name}.yaml`");
+        assert!(rows.contains(&file), "no row for {file}");
+    }
+}
+
 #[test]
 fn architecture_names_existing_modules_and_tests() -> TestResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

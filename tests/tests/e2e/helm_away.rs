@@ -93,6 +93,9 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
         &["cannot be run", "install Helm"],
     )
     .await?;
+    fleet_client
+        .event_message("acme", "HelmConfigInitFailed")
+        .await?;
     // The running release is as ready as before.
     let tenant = fleet_client.tenants().get("acme").await?;
     let conditions = tenant.status.unwrap().conditions;

@@ -93,6 +93,12 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() -> TestResult {
         }
         assert!(!log.contains("panicked"), "{log}");
     }
+    let options = HubOptions::new(&missing).env("HELM_REPOSITORY_CONFIG", &file(&list));
+    let (exit_code, log) = startup_failure(&options).await?;
+    assert_eq!(exit_code, Some(1), "{log}");
+    for text in ["list.yaml", "helm repo add", "HELM_REPOSITORY_CONFIG"] {
+        assert!(log.contains(text), "{text}: {log}");
+    }
     Ok(())
 }
 

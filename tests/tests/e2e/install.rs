@@ -116,6 +116,7 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
         "WorkspaceCreated",
         "HelmInstallStart",
         "HelmInstalled",
+        "FingerprintUpdated",
         "PhaseSet",
     ];
     assert_eq!(events, once.map(|reason| (reason.to_owned(), 1)).into());
@@ -190,6 +191,7 @@ async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) ->
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let adopted = [ALL_READY, (ready.as_str(), "True", "NoChange")];
     fleet_client.wait_for("acme", &adopted).await?;
+    fleet_client.event_message("acme", "HelmSkip").await?;
     let refused = [
         ("Ready", "False", "ClustersNotReady"),
         (error.as_str(), "True", "ReleaseInUse"),

@@ -9,6 +9,7 @@ use krypton_crds::krypton_deployment::{
 use krypton_tests::{
     Merge as _, Mode, TestResult, by_agent, eventually,
     fleet::{FleetClient, condition},
+    kstatus, kubectl_krypton,
     no_tenants::assert_no_tenant_crd,
 };
 use krypton_types::names;
@@ -47,6 +48,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     assert_eq!(status.phase, Some(DeploymentPhase::Ready));
     let line = status.last_message.clone().unwrap();
     assert_eq!(line, "Successfully deployed to region paris");
+    assert_kstatus(&regions, key.1, "Current: ").await?;
     let chart = status.last_applied_chart.clone().unwrap();
     assert!(chart.ends_with("/small:1.0.0"), "{chart}");
     let finalizers = object.finalizers();
@@ -54,6 +56,9 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     assert_eq!(placed_clusters(&status), [regions.member("paris")]);
     let resolved = ("TargetClusterResolved", "True", "ByAgent");
     regions.wait_for(key, resolved).await;
+    let explain = ["explain", "deployment", key.1, "-n", key.0];
+    let explained = kubectl_krypton(&regions.home, &explain).await?;
+    assert!(explained.contains("✓ Deployed: "), "{explained}");
     let reasons = [
         "AccountValidated",
         "FinalizerAdded",
@@ -95,6 +100,13 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     Ok(())
 }
 
+/// Checks what Flux and `helm --wait` derive from the KryptonDeployment in namespace default.
+async fn assert_kstatus(regions: &Regions, name: &str, expected: &str) -> TestResult {
+    let status = kstatus(&regions.home, "kryptondeployment", name).await?;
+    assert!(status.starts_with(expected), "{name}: {status}");
+    Ok(())
+}
+
 async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> TestResult {
     let fleet_client = regions.edge("paris");
     let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
@@ -122,7 +134,7 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
     complete().await;
     assert_eq!(fleet_client.releases().await?, before);
     regions
-        .wait_for_events(key.0, key.1, &["RepairTriggered"])
+        .wait_for_event(key, "RepairTriggered", "corrected")
         .await;
 
     let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), "acme");
@@ -136,6 +148,21 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
     complete().await;
     regions
         .wait_for_events(key.0, key.1, &["ReleaseMissing"])
+        .await;
+    regions.wait_for(key, READY).await;
+
+    let uninstall = [
+        "uninstall",
+        "ced-acme",
+        "--namespace=acme",
+        "--keep-history",
+    ];
+    regions.edges["paris"].helm(uninstall).await?;
+    fleet_client
+        .wait_for_revision("acme", "ced-acme", 2, "deployed")
+        .await?;
+    regions
+        .wait_for_events(key.0, key.1, &["ReleaseNotInstalled"])
         .await;
     regions.wait_for(key, READY).await;
 
@@ -193,6 +220,7 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
         .wait_until(key, "what it waits for", waits_for_workload)
         .await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Pending));
+    assert_kstatus(regions, key.1, "InProgress: ").await?;
 
     regions.chart.write("{replicaCount: 0, broken: true}")?;
     let failed = regions
@@ -339,6 +367,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
         regions
             .wait_for(("default", name), ("Ready", "False", "EdgeUnavailable"))
             .await;
+        assert_kstatus(&regions, name, "Failed: Edge cluster somewhere ").await?;
     }
     regions
         .create(
@@ -389,6 +418,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
         )
         .await;
     assert_eq!(missing.status.unwrap().phase, Some(DeploymentPhase::Error));
+    assert_kstatus(&regions, "deprecated", "Failed: spec.account.name is empty").await?;
     let fleet_client = regions.edge("paris");
     fleet_client
         .wait_for_revision("deprecated", "ced-deprecated", 1, "deployed")

@@ -280,7 +280,7 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
         .await?;
     stage.create_tenant("first").await;
     let rotate = async |home: &Cluster, extra_args: &[&str]| {
-        let args = [&["rotate-ca", "-n", HUB_NAMESPACE], extra_args].concat();
+        let args = [&["rotate-ca", "--hub-namespace", HUB_NAMESPACE], extra_args].concat();
         kubectl_krypton(home, &args).await
     };
     let forced = rotate(&stage.home, &["--force"]).await.unwrap_err();

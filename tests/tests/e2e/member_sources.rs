@@ -37,6 +37,7 @@ const NOT_READY: ExpectedCondition<'static> = ("TargetClusterResolved", "False",
 const INVALID: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "KubeconfigInvalid");
 const GONE: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "SourceGone");
 const SUSPENDED: ExpectedCondition<'static> = ("Healthy", "Unknown", "Suspended");
+const UNREACHABLE: ExpectedCondition<'static> = ("Connected", "False", "Unreachable");
 
 /// Namespace of the objects that name clusters.
 const FLEET: &str = "fleet";
@@ -151,21 +152,42 @@ impl Fleet {
     }
 }
 
-/// The objects of one kind in the fleet's namespace. All have the edge cluster's name.
-struct SourceObjects {
+/// One object in the fleet's namespace.
+struct SourceObject {
     api: Api<DynamicObject>,
     resource: ApiResource,
+    name: String,
 }
 
-impl SourceObjects {
-    fn new(cluster: &Cluster, group: &str, version: &str, kind: &str) -> Self {
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        let api = Api::namespaced_with(cluster.client(), FLEET, &resource);
-        Self { api, resource }
+impl SourceObject {
+    fn cluster(home: &Cluster, version: &str, name: &str) -> Self {
+        Self::new(home, ["cluster.x-k8s.io", version, "Cluster"], name)
     }
 
-    async fn create(&self, spec: Value) {
-        let object = DynamicObject::new(EDGE, &self.resource).data(json!({ "spec": spec }));
+    fn control_plane(home: &Cluster, name: &str) -> Self {
+        let kind = ["kamaji.clastix.io", "v1alpha1", "TenantControlPlane"];
+        Self::new(home, kind, name)
+    }
+
+    fn new(home: &Cluster, [group, version, kind]: [&str; 3], name: &str) -> Self {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        Self {
+            api: Api::namespaced_with(home.client(), FLEET, &resource),
+            resource,
+            name: name.to_owned(),
+        }
+    }
+
+    /// Creates the object with the fields that its CRD requires.
+    async fn create(&self) {
+        let spec = match self.resource.kind.as_str() {
+            "Cluster" => json!({"controlPlaneEndpoint": {"host": "edge", "port": 6443}}),
+            _ => json!({
+                "controlPlane": {"service": {"serviceType": "ClusterIP"}},
+                "kubernetes": {"version": "v1.31.0", "kubelet": {"cgroupfs": "systemd"}},
+            }),
+        };
+        let object = DynamicObject::new(&self.name, &self.resource).data(json!({ "spec": spec }));
         let params = PostParams::default();
         eventually("the object to be accepted", async || {
             Ok(Some(self.api.create(&params, &object).await?))
@@ -176,18 +198,19 @@ impl SourceObjects {
 
     async fn merge(&self, patch: Value) {
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        self.api.patch(EDGE, &params, &patch).await.unwrap();
+        self.api.patch(&self.name, &params, &patch).await.unwrap();
     }
 
     async fn merge_status(&self, status: Value) {
         let params = PatchParams::default();
         let patch = Patch::Merge(json!({ "status": status }));
-        self.api.patch_status(EDGE, &params, &patch).await.unwrap();
+        let patched = self.api.patch_status(&self.name, &params, &patch);
+        patched.await.unwrap();
     }
 
     async fn delete(&self) {
         let params = DeleteParams::default();
-        self.api.delete(EDGE, &params).await.unwrap();
+        self.api.delete(&self.name, &params).await.unwrap();
     }
 }
 
@@ -213,6 +236,25 @@ fn secret(name: &str, type_: &str, label: (&str, &str), data: &[(&str, &str)]) -
 /// Returns a kubeconfig for an API server that refuses every connection.
 fn unreachable_kubeconfig(port: &Port) -> String {
     kubeconfig::for_server(&format!("https://{}", port.address()))
+}
+
+/// Adds the context of the other kubeconfig under this name.
+fn with_context(kubeconfig: &str, other: &str, name: &str) -> Result<String> {
+    let mut kubeconfig: Value = serde_saphyr::from_str(kubeconfig)?;
+    let mut other: Value = serde_json::from_str(other)?;
+    other["contexts"][0]["name"] = name.into();
+    for list in ["clusters", "contexts", "users"] {
+        let entries = kubeconfig[list].as_array_mut();
+        entries.unwrap().push(other[list][0].clone());
+    }
+    Ok(kubeconfig.to_string())
+}
+
+/// Replaces the content atomically.
+fn write_file(folder: &Path, name: &str, content: &str) {
+    let next = folder.join(".next");
+    fs::write(&next, content).unwrap();
+    fs::rename(next, folder.join(name)).unwrap();
 }
 
 fn flags(provider: &str) -> Vec<String> {
@@ -253,9 +295,8 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         // The hub has discovered that the API is missing, or has observed the deletion of the previous version.
         let only = crd.clone().with_only_version(version)?;
         only.install(&fleet.home).await?;
-        let clusters = SourceObjects::new(&fleet.home, "cluster.x-k8s.io", version, "Cluster");
-        let endpoint = json!({"controlPlaneEndpoint": {"host": "edge", "port": 6443}});
-        clusters.create(endpoint).await;
+        let cluster = SourceObject::cluster(&fleet.home, version, EDGE);
+        cluster.create().await;
         let client = &fleet_client.client;
         let data = [("value", kubeconfig.as_str())];
         let of = |name: &str| secret(name, type_, source_label, &data);
@@ -271,7 +312,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
 
         let waiting = fleet.condition_message(NOT_READY).await?;
         assert!(waiting.contains("not initialised"), "{waiting}");
-        clusters.merge_status(initialised(true)).await;
+        cluster.merge_status(initialised(true)).await;
         fleet_client.wait_for_member(EDGE, &WELL).await?;
         let member = fleet_client.members();
         let source = member.get(EDGE).await?.spec.source_ref.unwrap();
@@ -283,37 +324,37 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
             fleet.install("before").await;
         }
 
-        clusters.merge(json!({"spec": {"paused": true}})).await;
+        cluster.merge(json!({"spec": {"paused": true}})).await;
         fleet.wait_suspended("is paused (spec.paused)").await?;
         let meanwhile = format!("while-paused-{version}");
         fleet.check_no_changes(&meanwhile).await;
-        clusters.merge(json!({"spec": {"paused": false}})).await;
+        cluster.merge(json!({"spec": {"paused": false}})).await;
         fleet.at_edge.wait_ready(&meanwhile).await?;
         fleet_client.wait_for_member(EDGE, &WELL).await?;
         let paused =
             |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
-        clusters.merge(paused(json!(""))).await;
+        cluster.merge(paused(json!(""))).await;
         fleet
             .wait_suspended("annotation cluster.x-k8s.io/paused")
             .await?;
-        clusters.merge(paused(Value::Null)).await;
+        cluster.merge(paused(Value::Null)).await;
         fleet_client.wait_for_member(EDGE, &WELL).await?;
 
         // A status that disappears changes nothing, because it is empty for a while after a restore.
-        clusters.merge_status(initialised(false)).await;
+        cluster.merge_status(initialised(false)).await;
         let mark_of_time = format!("status-back-{version}");
         fleet.install(&mark_of_time).await;
         fleet_client.wait_for_member(EDGE, &WELL).await?;
 
         // The object stays terminating as long as its finalizer exists.
         let finalizers = |names: &[&str]| json!({"metadata": {"finalizers": names}});
-        clusters
+        cluster
             .merge(finalizers(&["example.org/infrastructure"]))
             .await;
-        clusters.delete().await;
+        cluster.delete().await;
         fleet.wait_suspended("is being deleted").await?;
         let releases = fleet.at_edge.releases().await?;
-        clusters.merge(finalizers(&[])).await;
+        cluster.merge(finalizers(&[])).await;
         fleet.condition_message(GONE).await?;
         assert_eq!(fleet.at_edge.releases().await?, releases);
         only.remove(&fleet.home).await?;
@@ -331,19 +372,10 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let field = "status.kubernetesResources.version.status";
     let crd = crd?.with_enum_values(field, &["Unknown", "Sleeping", "WriteLimited"]);
     crd?.install(&fleet.home).await?;
-    let planes = SourceObjects::new(
-        &fleet.home,
-        "kamaji.clastix.io",
-        "v1alpha1",
-        "TenantControlPlane",
-    );
-    let spec = json!({
-        "controlPlane": {"service": {"serviceType": "ClusterIP"}},
-        "kubernetes": {"version": "v1.31.0", "kubelet": {"cgroupfs": "systemd"}},
-    });
-    planes.create(spec).await;
+    let plane = SourceObject::control_plane(&fleet.home, EDGE);
+    plane.create().await;
     let status = |status: &str| json!({"kubernetesResources": {"version": {"status": status}}});
-    planes.merge_status(status("Provisioning")).await;
+    plane.merge_status(status("Provisioning")).await;
     let waiting = fleet.condition_message(NOT_READY).await?;
     assert!(waiting.contains("Provisioning"), "{waiting}");
 
@@ -353,44 +385,49 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let data = [("admin.conf", kubeconfig.as_str()), ("admin.svc", "")];
     apply_secret(client, FLEET, secret(&name, "Opaque", source_label, &data)).await;
     let named = json!({"kubeconfig": {"admin": {"secretName": name}}});
-    planes.merge_status(named).await;
-    planes.merge_status(status("Ready")).await;
+    plane.merge_status(named).await;
+    plane.merge_status(status("Ready")).await;
     fleet_client.wait_for_member(EDGE, &WELL).await?;
     fleet.install("before").await;
     fleet_client.install("before").await?;
 
-    planes.merge_status(status("Sleeping")).await;
+    plane.merge_status(status("Sleeping")).await;
     fleet.wait_suspended("is Sleeping").await?;
     let unknown = [("ClusterReady/edge-1", "Unknown", "ClusterUnreachable")];
     let tenant = fleet_client.wait_for("before", &unknown).await?;
     let phase = tenant.status.unwrap().phase;
     assert_ne!(phase.as_deref(), Some("Error"));
     fleet.check_no_changes("while-asleep").await;
-    planes.merge_status(status("Ready")).await;
+    plane.merge_status(status("Ready")).await;
     fleet.at_edge.wait_ready("while-asleep").await?;
     for suspended in ["WriteLimited", "Migrating"] {
-        planes.merge_status(status(suspended)).await;
+        plane.merge_status(status(suspended)).await;
         fleet.wait_suspended(&format!("is {suspended}")).await?;
     }
-    planes.merge_status(status("Ready")).await;
+    plane.merge_status(status("Ready")).await;
     fleet_client.wait_for_member(EDGE, &WELL).await?;
 
     let annotate = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
     let paused = "kamaji.clastix.io/paused";
-    planes.merge(annotate(paused, json!("false"))).await;
+    plane.merge(annotate(paused, json!("false"))).await;
     fleet
         .wait_suspended("is paused (annotation kamaji.clastix.io/paused)")
         .await?;
-    planes.merge(annotate(paused, Value::Null)).await;
+    plane.merge(annotate(paused, Value::Null)).await;
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), FLEET);
+    secrets.merge(&name, &annotate(paused, json!(""))).await?;
+    fleet.wait_suspended("on its Secret").await?;
+    secrets.merge(&name, &annotate(paused, Value::Null)).await?;
     fleet_client.wait_for_member(EDGE, &WELL).await?;
     // A member in use stays in use while Kamaji determines the status.
-    planes.merge_status(status("Unknown")).await;
+    plane.merge_status(status("Unknown")).await;
     fleet.install("while-unknown").await;
     fleet_client.wait_for_member(EDGE, &WELL).await?;
 
     // The last valid kubeconfig stays in use until the key refers to a valid one again.
     let key = "kamaji.clastix.io/kubeconfig-secret-key";
-    planes.merge(annotate(key, json!("admin.svc"))).await;
+    plane.merge(annotate(key, json!("admin.svc"))).await;
     fleet_client
         .wait_for_member(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
@@ -420,17 +457,25 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     );
     let fleet = start("files", &["--providers=file".to_owned(), paths]).await?;
     let fleet_client = &fleet.fleet_client;
-    let write = |folder: &Path, name: &str, content: &str| {
-        let next = folder.join(".next");
-        fs::write(&next, content).unwrap();
-        fs::rename(next, folder.join(name)).unwrap();
-    };
     let valid = fleet.edge.kubeconfig_with_token();
-    write(&existing, "edge-1.kubeconfig", &valid);
+    write_file(&existing, "edge-1.kubeconfig", &valid);
     fleet_client.wait_for_member(EDGE, &WELL).await?;
     fleet.install("before").await;
 
-    write(
+    // Another context is another member, which comes and goes alone.
+    let port = Port::reserve()?;
+    let unreachable = unreachable_kubeconfig(&port);
+    let (spare, spare_context) = ("edge-1-arn-1-spare", "arn:1/Spare");
+    let both = with_context(&valid, &unreachable, spare_context)?;
+    write_file(&existing, "edge-1.kubeconfig", &both);
+    fleet_client.wait_for_member(spare, &[UNREACHABLE]).await?;
+    write_file(&existing, "edge-1.kubeconfig", &valid);
+    fleet_client.wait_for_member(spare, &[GONE]).await?;
+    write_file(&existing, "edge-1.kubeconfig", &both);
+    fleet_client.wait_for_member(spare, &[UNREACHABLE]).await?;
+    fleet.install("two-contexts").await;
+
+    write_file(
         &existing,
         "edge-1.kubeconfig",
         "apiVersion: v1\nkind: Config\nclus",
@@ -440,23 +485,23 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
         .await?;
     let message = fleet.condition_message(INVALID).await?;
     assert!(message.contains("edge-1.kubeconfig"), "{message}");
+    fleet_client.wait_for_member(spare, &[INVALID]).await?;
     fleet.install("while-bad").await;
 
     // A directory that is mounted later, with another member.
-    let port = Port::reserve()?;
     fs::create_dir(&missing)?;
-    write(&missing, "edge-2.yaml", &unreachable_kubeconfig(&port));
-    let unreachable = ("Connected", "False", "Unreachable");
+    write_file(&missing, "edge-2.yaml", &unreachable);
     fleet_client
-        .wait_for_member("edge-2", &[unreachable])
+        .wait_for_member("edge-2", &[UNREACHABLE])
         .await?;
 
     let releases = fleet.at_edge.releases().await?;
     fs::remove_file(existing.join("edge-1.kubeconfig"))?;
     fleet.condition_message(GONE).await?;
+    fleet_client.wait_for_member(spare, &[GONE]).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
     assert_eq!(fleet.at_edge.holder().await?, "", "the Lease is released");
-    write(&existing, "edge-1.kubeconfig", &valid);
+    write_file(&existing, "edge-1.kubeconfig", &valid);
     fleet_client.wait_for_member(EDGE, &WELL).await?;
     assert_eq!(fleet.at_edge.releases().await?, releases);
 
@@ -464,6 +509,84 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
     fs::remove_dir_all(&missing)?;
     let doubt = ("TargetClusterResolved", "Unknown", "SourceUnavailable");
     fleet_client.wait_for_member("edge-2", &[doubt]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn failing_sources_affect_no_other_provider() -> TestResult {
+    let folder = tempfile::tempdir()?;
+    let mut flags = flags("kubeconfig,cluster-api,kamaji,file");
+    flags.extend([
+        format!("--kubeconfig-paths={}", folder.path().display()),
+        "--kamaji-generator=krypton".to_owned(),
+        "--member-prefix=kamaji=k-".to_owned(),
+    ]);
+    let fleet = start("providers", &flags).await?;
+    let (fleet_client, client) = (&fleet.fleet_client, &fleet.fleet_client.client);
+    let kubeconfig = fleet.edge.kubeconfig_with_token();
+    fleet_client.add_member(EDGE, &kubeconfig).await?;
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
+    fleet.install("before").await;
+
+    // Only the Secret's cluster responds. Two objects have the Secret's name, and one of them gets a prefix.
+    let port = Port::reserve()?;
+    let unreachable = unreachable_kubeconfig(&port);
+    let data = [("value", unreachable.as_str())];
+    let file = "cluster.x-k8s.io_clusters.yaml";
+    let cluster_crd = ForeignCrd::read(&fleet.home, "cluster-api-1.14.2", file).await?;
+    let cluster_crd = cluster_crd.with_only_version("v1beta2")?;
+    cluster_crd.install(&fleet.home).await?;
+    for name in [EDGE, "edge-2"] {
+        let label = ("cluster.x-k8s.io/cluster-name", name);
+        let secret_name = format!("{name}-kubeconfig");
+        let secret = secret(&secret_name, "cluster.x-k8s.io/secret", label, &data);
+        apply_secret(client, FLEET, secret).await;
+        let cluster = SourceObject::cluster(&fleet.home, "v1beta2", name);
+        cluster.create().await;
+        let initialized = json!({"initialization": {"controlPlaneInitialized": true}});
+        cluster.merge_status(initialized).await;
+    }
+    let file = "kamaji.clastix.io_tenantcontrolplanes.yaml";
+    let plane_crd = ForeignCrd::read(&fleet.home, "kamaji-1.0.0", file).await?;
+    plane_crd.install(&fleet.home).await?;
+    let label = ("kamaji.clastix.io/managed-by", "krypton");
+    let generated = secret(&format!("{EDGE}-krypton"), "Opaque", label, &data);
+    apply_secret(client, FLEET, generated).await;
+    let plane = SourceObject::control_plane(&fleet.home, EDGE);
+    plane.create().await;
+    let ready = json!({"kubernetesResources": {"version": {"status": "Ready"}}});
+    plane.merge_status(ready).await;
+    write_file(folder.path(), "site.yaml", &unreachable);
+    for member in ["edge-2", "k-edge-1", "site"] {
+        fleet_client.wait_for_member(member, &[UNREACHABLE]).await?;
+    }
+    let taken = fleet_client.event_message(EDGE, "NameTaken").await?;
+    assert!(taken.contains("Cluster fleet/edge-1"), "{taken}");
+
+    write_file(folder.path(), "site.yaml", "apiVersion: v1\nkind: Conf");
+    fleet_client.wait_for_member("site", &[INVALID]).await?;
+    cluster_crd.remove(&fleet.home).await?;
+    let members = fleet_client.members();
+    eventually("edge-2 to have lost its source", async || {
+        let status = members.get("edge-2").await?.status.unwrap_or_default();
+        let resolved = condition(&status.conditions, "TargetClusterResolved");
+        // The watch can end before it reports the deletion.
+        let reasons = ["SourceGone", "SourceUnavailable"];
+        let is_lost = resolved.is_some_and(|it| reasons.contains(&it.reason.as_str()));
+        Ok(is_lost.then_some(()))
+    })
+    .await?;
+
+    // All providers still follow their sources.
+    fleet.install("after").await;
+    fleet_client.wait_for_member(EDGE, &WELL).await?;
+    write_file(folder.path(), "site-2.yaml", &unreachable);
+    fleet_client.add_member("edge-3", &unreachable).await?;
+    for member in ["site-2", "edge-3", "k-edge-1"] {
+        fleet_client.wait_for_member(member, &[UNREACHABLE]).await?;
+    }
+    plane.delete().await;
+    fleet_client.wait_for_member("k-edge-1", &[GONE]).await?;
     Ok(())
 }
 

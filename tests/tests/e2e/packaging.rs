@@ -171,6 +171,56 @@ async fn hub_chart_requires_the_fleets_chart() {
 }
 
 #[tokio::test]
+async fn values_of_krypton_operator_never_start_it() -> TestResult {
+    const HUB: &str = concat!("ghcr.io/openkcm/krypton-hub:", env!("CARGO_PKG_VERSION"));
+    let helm = Helm::new();
+    let file = OwnChart::Hub.cases()?["krypton-operator"].clone();
+    let file = file.to_str().unwrap();
+    let digest = format!("--set=image.digest=sha256:{}", "0".repeat(64));
+    for (set, image, command, first_arg) in [
+        (digest.as_str(), HUB, None, "--namespace=krypton-operator"),
+        (
+            "--set=image.repository=team/crypto-edge-operator:v0.1.0",
+            HUB,
+            None,
+            "--namespace=krypton-operator",
+        ),
+        (
+            "--set=image.repository=krypton-hub,image.command={/bin/hub}",
+            "ghcr.io/openkcm/krypton-hub:v0.2.0",
+            Some(json!(["/bin/hub"])),
+            "--namespace=krypton-operator",
+        ),
+        (
+            "--set=image.args={-namespace=own}",
+            HUB,
+            None,
+            "-namespace=own",
+        ),
+    ] {
+        let rendered = helm.template(OwnChart::Hub, &["-f", file, set]).await?;
+        let deployment = documents(&rendered)
+            .into_iter()
+            .find(|object| text(object, "/kind") == "Deployment")
+            .unwrap();
+        let container = "/spec/template/spec/containers/0";
+        assert_eq!(text(&deployment, &format!("{container}/image")), image);
+        let field = |name: &str| deployment.pointer(&format!("{container}/{name}"));
+        assert_eq!(field("command"), command.as_ref(), "{set}");
+        assert_eq!(field("args/0"), Some(&json!(first_arg)), "{set}");
+    }
+    for (namespace, is_accepted) in [("krypton", true), ("krypton-operator", false)] {
+        let set = format!("--set=namespace={namespace}");
+        let rendered = helm.template(OwnChart::Hub, &["-f", file, &set]).await;
+        let error = rendered.err().map(|error| format!("{error:#}"));
+        assert_eq!(error.is_none(), is_accepted, "{error:?}");
+        let remedy = format!("install it with -n {namespace}");
+        assert!(error.is_none_or(|error| error.contains(&remedy)));
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
     let helm = Helm::new();
     let values = OwnChart::Hub.folder().join("ci/multicluster-values.yaml");

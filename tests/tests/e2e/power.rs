@@ -170,8 +170,6 @@ async fn member_power_loss_during_helm_run_is_repaired() -> TestResult {
 }
 
 async fn killed_helm_run_is_repaired_after_restart(mode: Mode) -> TestResult {
-    // An agent has its own remediation flags, so only the proxy rolls back here.
-    let rolls_back = mode == Mode::Proxy;
     let extra_flags = ["--remediation=rollback", "--helm-timeout=20s"];
     let mut member = GatedMember::start("killed", mode, &extra_flags).await?;
     let mut before = Vec::new();
@@ -186,10 +184,8 @@ async fn killed_helm_run_is_repaired_after_restart(mode: Mode) -> TestResult {
     member.set_values(&json!({"message": "second", "brokenIn": "rolled"}));
     let upgraded = member.wait_for_hook("upgraded", "pre-upgrade", None).await;
     let rolled = member.wait_for_hook("rolled", "pre-upgrade", None).await;
-    if rolls_back {
-        gate::complete_hook(&member.fleet_client, "rolled", &rolled).await?;
-        member.wait_for_hook("rolled", "pre-rollback", None).await;
-    }
+    gate::complete_hook(&member.fleet_client, "rolled", &rolled).await?;
+    member.wait_for_hook("rolled", "pre-rollback", None).await;
     member.pair.actor()?.kill9().await?;
     wait_for_helm_exit(folder).await?;
     member.set_values(&json!({"message": "third"}));

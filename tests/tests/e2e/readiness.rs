@@ -1,15 +1,16 @@
-//! Verifies the readiness of deployed releases: after a restart, while a pause blocks an upgrade, and as Flux and Helm
-//! see it.
+//! Verifies the readiness of deployed releases: after a restart, while a pause blocks an upgrade, and as
+//! Flux, Helm and Argo CD see it.
 
 use anyhow::{Context, Result, bail};
 use krypton_tests::{
-    Cluster, Mode, Pair, Scenario, TestResult, by_agent, eventually,
-    fleet::{FleetClient, STEP_DEADLINE, condition},
-    process::Invocation,
-    tools::Tools,
+    ChartSource, Cluster, Merge as _, Mode, Pair, Scenario, TestResult, argo_health, by_agent,
+    eventually,
+    fleet::{FleetClient, condition},
+    kstatus,
 };
 use krypton_types::names;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 by_agent!(missing_workload_stays_not_ready);
 by_agent!(kstatus_is_current_only_once_ready);
@@ -74,23 +75,55 @@ async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
     Ok(())
 }
 
-/// Returns the status that Flux and `helm --wait` derive from the object.
-async fn kstatus(cluster: &Cluster, kind: &str, name: &str) -> Result<String> {
-    let object = cluster.kubectl(["get", kind, name, "-o", "json"]).await?;
-    let program = Tools::find()?.program("kstatus")?;
-    let program = program.to_str().context("the path is not UTF-8")?;
-    let pipe = r#"printf %s "$1" | "$2""#;
-    let shell = Invocation::new("/bin/sh").args(["-c", pipe, "sh", &object, program]);
-    let output = shell.output(STEP_DEADLINE).await?;
-    Ok(output.trim().replace('\t', ": "))
+/// Writes a chart with one Tenant, which has the name of the release.
+fn with_tenant() -> Result<TempDir> {
+    let folder = TempDir::with_prefix("krypton-tenant-chart-")?;
+    let tenant = "apiVersion: mesh.openkcm.io/v1alpha1\nkind: Tenant\n\
+        metadata: {name: '{{ .Release.Name }}'}\n\
+        spec: {workspace: '{{ .Values.workspace }}'}\n";
+    ChartSource::write(
+        folder.path(),
+        "tenant",
+        &[("templates/tenant.yaml", tenant)],
+    )?;
+    Ok(folder)
+}
+
+/// Installs the chart with `helm --wait`.
+async fn deliver(
+    cluster: &Cluster,
+    chart: &TempDir,
+    (name, workspace): (&str, &str),
+    timeout: &str,
+) -> Result<String> {
+    let chart = chart.path().to_str().context("the path is not UTF-8")?;
+    let (workspace, timeout) = (
+        format!("--set=workspace={workspace}"),
+        format!("--timeout={timeout}"),
+    );
+    let args = ["install", name, chart, "--wait", &workspace, &timeout];
+    cluster.helm(args).await
+}
+
+/// Checks what Flux and Argo CD derive from the object.
+async fn assert_derived(
+    (cluster, kind, name): (&Cluster, &str, &str),
+    status: &str,
+    health: &str,
+) -> TestResult {
+    let derived = kstatus(cluster, kind, name).await?;
+    assert!(derived.starts_with(status), "{kind} {name}: {derived}");
+    let derived = argo_health(cluster, kind, name).await?;
+    assert!(derived.starts_with(health), "{kind} {name}: {derived}");
+    Ok(())
 }
 
 async fn kstatus_is_current_only_once_ready(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("kstatus", mode).start().await?;
     let fleet_client = pair.fleet_client();
     fleet_client.install("acme").await?;
-    let current = kstatus(pair.cluster(), "tenant", "acme").await?;
-    assert!(current.starts_with("Current: "), "{current}");
+    let acme = (pair.cluster(), "tenant", "acme");
+    assert_derived(acme, "Current", "Healthy").await?;
     let member = pair.name();
     eventually("the member to be current", async || {
         let status = kstatus(pair.home(), "edgecluster", member).await?;
@@ -100,23 +133,48 @@ async fn kstatus_is_current_only_once_ready(mode: Mode) -> TestResult {
         }
     })
     .await?;
+    assert_derived((pair.home(), "edgecluster", member), "Current", "Healthy").await?;
 
-    // No process gives the new objects a status.
+    // Helm returns once the Tenant is ready, or once only a user can make it ready.
+    let chart = with_tenant()?;
+    let cluster = pair.cluster();
+    deliver(cluster, &chart, ("beta", "beta"), "170s").await?;
+    let conditions = fleet_client.tenants().get("beta").await?;
+    let conditions = conditions.status.unwrap_or_default().conditions;
+    assert_eq!(condition(&conditions, "Ready").unwrap().status, "True");
+    let refused = deliver(cluster, &chart, ("gamma", "kube-system"), "170s").await;
+    let error = format!("{:#}", refused.unwrap_err());
+    for text in ["status: Failed", "NamespaceNotOwned"] {
+        assert!(error.contains(text), "{error}");
+    }
+    assert_derived((cluster, "tenant", "gamma"), "Failed", "Degraded").await?;
+
+    // No process gives new objects a status, or takes a change in.
     pair.stop().await?;
-    fleet_client.create("beta", json!({})).await?;
+    let cluster = pair.cluster();
+    let waited = deliver(cluster, &chart, ("delta", "delta"), "5s").await;
+    let error = format!("{:#}", waited.unwrap_err());
+    assert!(error.contains("default/delta not ready"), "{error}");
     let other = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
         "kind": "EdgeCluster",
         "metadata": {"name": "other"},
     });
     pair.home().apply(&other.to_string()).await?;
-    for (cluster, kind, name) in [
-        (pair.cluster(), "tenant", "beta"),
+    let members = FleetClient::new(pair.home()).members();
+    members
+        .merge(member, &json!({"spec": {"paused": true}}))
+        .await?;
+    for object in [
+        (cluster, "tenant", "delta"),
         (pair.home(), "edgecluster", "other"),
+        (pair.home(), "edgecluster", member),
     ] {
-        let new = kstatus(cluster, kind, name).await?;
-        assert!(new.starts_with("InProgress: "), "{kind}: {new}");
+        assert_derived(object, "InProgress", "Progressing").await?;
     }
+    fleet_client.delete("acme").await?;
+    let deleted = kstatus(cluster, "tenant", "acme").await?;
+    assert!(deleted.starts_with("Terminating: "), "{deleted}");
     Ok(())
 }
 

@@ -9,23 +9,27 @@ use krypton_types::names;
 use serde_json::json;
 use tempfile::TempDir;
 
-const POLICY: &str = "apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicy
-metadata: {name: no-finalizers}
-spec:
-  failurePolicy: Fail
-  matchConstraints:
-    resourceRules:
-      - {apiGroups: [mesh.openkcm.io], apiVersions: ['*'], operations: [UPDATE], resources: [tenants]}
-  validations:
-    - expression: '!has(object.metadata.finalizers) || size(object.metadata.finalizers) == 0'
-      message: no finalizers here
----
-apiVersion: admissionregistration.k8s.io/v1
-kind: ValidatingAdmissionPolicyBinding
-metadata: {name: no-finalizers}
-spec: {policyName: no-finalizers, validationActions: [Deny]}
-";
+/// Name, refused operation and resource of each policy, and the condition for a request to be admitted.
+const POLICIES: [[&str; 4]; 3] = [
+    [
+        "no-finalizers",
+        "UPDATE",
+        "tenants",
+        "!has(object.metadata.finalizers) || size(object.metadata.finalizers) == 0",
+    ],
+    [
+        "no-workspace",
+        "CREATE",
+        "namespaces",
+        "object.metadata.name != 'acme'",
+    ],
+    [
+        "no-status",
+        "UPDATE",
+        "tenants/status",
+        "object.metadata.name != 'beta'",
+    ],
+];
 const WIDGETS: &str = "apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata: {name: widgets.krypton.test}
@@ -36,6 +40,30 @@ spec:
   versions:
     - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}
 ";
+
+/// Returns the YAML of a policy of [`POLICIES`] and its binding.
+fn policy([name, operation, resource, admitted]: [&str; 4]) -> String {
+    format!(
+        "apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {{name: {name}}}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - {{apiGroups: ['*'], apiVersions: ['*'], operations: [{operation}], resources: [{resource}]}}
+  validations:
+    - expression: \"{admitted}\"
+      message: {name} here
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {{name: {name}}}
+spec: {{policyName: {name}, validationActions: [Deny]}}
+---
+"
+    )
+}
 
 /// Waits until a condition of Tenant acme has this reason and a message that contains this text.
 async fn wait_for_condition(
@@ -60,7 +88,8 @@ async fn wait_for_condition(
 
 #[tokio::test]
 async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
-    let (mut pair, _chart) = Scenario::new("refused", Mode::SelfCluster).start().await?;
+    // An agent writes the status of its Tenants itself.
+    let (mut pair, _chart) = Scenario::new("refused", Mode::Agent).start().await?;
     let fleet_client = pair.fleet_client();
     let log = pair.hub()?.log()?;
     assert!(!log.contains("failed to list KryptonDeployments"), "{log}");
@@ -69,7 +98,7 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
         .create_annotated("acme", json!({}), &paused)
         .await?;
     let cluster = pair.cluster();
-    cluster.apply(POLICY).await?;
+    cluster.apply(&POLICIES.map(policy).concat()).await?;
     let patch = r#"{"metadata":{"finalizers":["krypton.test/probe"]}}"#;
     let probe = [
         "patch",
@@ -79,8 +108,10 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
         "--dry-run=server",
     ];
     eventually("the policy to be enforced", async || {
-        let allowed = cluster.kubectl(probe.into_iter().chain(["--patch", patch]));
-        Ok(allowed.await.is_err().then_some(()))
+        let patched = cluster.kubectl(probe.into_iter().chain(["--patch", patch]));
+        let create = ["create", "namespace", "acme", "--dry-run=server"];
+        let are_refused = patched.await.is_err() && cluster.kubectl(create).await.is_err();
+        Ok(are_refused.then_some(()))
     })
     .await?;
 
@@ -92,18 +123,29 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
         &fleet_client,
         &error,
         "RequestRefused",
-        "no finalizers here",
+        "no-finalizers here",
     )
     .await?;
     fleet_client.event_message("acme", "RequestRefused").await?;
 
-    let binding = "validatingadmissionpolicybinding";
-    cluster
-        .kubectl(["delete", binding, "no-finalizers"])
-        .await?;
-    let annotation = names::RECONCILE_REQUESTED_ANNOTATION;
-    fleet_client.annotate("acme", annotation, "now").await?;
+    let admit = async |name: &str, tenant: &str| {
+        let delete = ["delete", "validatingadmissionpolicybinding", name];
+        cluster.kubectl(delete).await.unwrap();
+        let annotation = names::RECONCILE_REQUESTED_ANNOTATION;
+        let request = fleet_client.annotate(tenant, annotation, name);
+        request.await.unwrap();
+    };
+    admit("no-finalizers", "acme").await;
+    let message = fleet_client.event_message("acme", "WorkspaceCreateFailed");
+    assert!(message.await?.contains("no-workspace here"));
+    admit("no-workspace", "acme").await;
     fleet_client.wait_ready("acme").await?;
+
+    fleet_client.create("beta", json!({})).await?;
+    let message = fleet_client.event_message("beta", "StatusUpdateFailed");
+    assert!(message.await?.contains("no-status here"));
+    admit("no-status", "beta").await;
+    fleet_client.wait_ready("beta").await?;
     Ok(())
 }
 

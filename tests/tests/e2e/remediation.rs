@@ -1,14 +1,16 @@
-//! Shows that Krypton stops retrying a failing upgrade, and rolls back to the last good revision if configured.
+//! Shows that Krypton stops retrying a failing upgrade, and rolls back to the last good revision if the hub's flag
+//! requires it. The flag reaches agents through the desired state.
 
 use anyhow::Context;
 use k8s_openapi::api::core::v1::ConfigMap;
-use krypton_tests::{Mode, Scenario, TestResult};
+use krypton_tests::{Mode, Scenario, TestResult, by_agent};
 use krypton_types::names;
 use kube::{Api, ResourceExt};
 
-#[tokio::test]
-async fn failed_upgrade_rolls_back_once_without_automatic_retry() -> TestResult {
-    let (pair, chart) = Scenario::new("remedy", Mode::SelfCluster)
+by_agent!(failed_upgrade_rolls_back_once_without_automatic_retry);
+
+async fn failed_upgrade_rolls_back_once_without_automatic_retry(mode: Mode) -> TestResult {
+    let (pair, chart) = Scenario::new("remedy", mode)
         .values("{replicaCount: 0, message: first}")
         .flags(&["--remediation=rollback"])
         .start()

@@ -14,6 +14,7 @@ use krypton_tests::{
     fleet::{FleetClient, STEP_DEADLINE, kill_helm},
     gate,
 };
+use krypton_types::names;
 use kube::{
     Api, ResourceExt,
     api::ListParams,
@@ -218,6 +219,9 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
 
     fleet_client.delete("acme").await?;
     let hook = member.kill_at("acme", "pre-delete").await?;
+    let tenant = fleet_client.tenants().get("acme").await?;
+    let deleting = tenant.annotations().get(names::DELETING_ANNOTATION);
+    assert_eq!(deleting.map(String::as_str), Some("true"));
     let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions.last().unwrap().1, "uninstalling");
     gate::complete_next_hook(&fleet_client, "acme", "pre-delete", Some(&hook)).await?;

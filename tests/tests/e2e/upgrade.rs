@@ -85,6 +85,9 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         ("ClusterProgress/edge-1", "False", "UpgradeComplete"),
     ];
     fleet_client.wait_for("acme", &upgraded).await?;
+    for reason in ["HelmUpgradeStart", "HelmUpgraded"] {
+        at_edge.event_message("acme", reason).await?;
+    }
 
     hub.stop().await?;
     let _hub = Hub::start(&options("1.1.0").on_port_of(&hub))?;

@@ -29,7 +29,7 @@ pub enum CredentialsError {
     #[error("its {0} holds characters that cannot be sent; write it again")]
     Characters(&'static str),
     #[error(
-        "its {DOCKER_CONFIG} is not what 'kubectl create secret docker-registry' writes; create it again"
+        "its Docker configuration is not what 'kubectl create secret docker-registry' or 'helm registry login' writes; create it again"
     )]
     Docker,
     #[error("its ca.crt holds no certificate; write it again, as PEM")]

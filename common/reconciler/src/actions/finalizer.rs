@@ -86,12 +86,59 @@ impl ActionRunner {
         Ok(())
     }
 
+    /// Adds the annotation that shows the uninstallation of a deleted Tenant.
+    pub(super) async fn mark_deletion(
+        &self,
+        job: &Job,
+        result: &mut JobResult,
+    ) -> Result<(), ActionError> {
+        let ReleaseOwner::Tenant(tenant) = &job.owner else {
+            return Ok(());
+        };
+        // A Tenant stays if its member leaves the fleet.
+        let is_marked = tenant
+            .annotations()
+            .contains_key(names::DELETING_ANNOTATION);
+        if is_marked || !job.owner.is_being_removed() {
+            return Ok(());
+        }
+        let metadata = json!({ "annotations": { names::DELETING_ANNOTATION: "true" } });
+        let patching = self.patch_tenant(tenant, result, metadata);
+        result.tenant = Some(call("marking the deletion", patching).await?);
+        Ok(())
+    }
+
+    /// Reports the state, and updates the Go operator's annotation on the Tenant.
     pub(super) async fn annotate(
         &self,
         job: &Job,
         result: &mut JobResult,
     ) -> Result<(), ActionError> {
         self.report(job, result).await?;
+        let written = self.write_fingerprint(job, result).await;
+        let annotation = names::fingerprint_annotation(&self.member.name);
+        let event = match &written {
+            Ok(()) => ObjectEvent {
+                warning: false,
+                reason: "FingerprintUpdated",
+                message: format!("updated annotation {annotation}"),
+            },
+            Err(ActionError::Conflict) => return written,
+            Err(error) => ObjectEvent {
+                warning: true,
+                reason: "FingerprintUpdateFailed",
+                message: format!("failed to update annotation {annotation}: {}", error.text()),
+            },
+        };
+        self.emit_event(&job.owner, event);
+        written
+    }
+
+    async fn write_fingerprint(
+        &self,
+        job: &Job,
+        result: &mut JobResult,
+    ) -> Result<(), ActionError> {
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };

@@ -138,8 +138,8 @@ impl ActionRunner {
     ) -> Upgrade {
         let policy = &self.member.policy;
         let fingerprint = chart.fingerprint();
-        let history_max =
-            revisions::history_limit(policy.history_max, &job.revisions, &fingerprint);
+        let history_max = policy.handling(&job.desired.handling).history_max;
+        let history_max = revisions::history_limit(history_max, &job.revisions, &fingerprint);
         let prefix = match run == Run::Install && revisions::is_first_install(&job.revisions) {
             true => INSTALL_RUN,
             false => UPGRADE_RUN,

@@ -81,16 +81,17 @@ impl ActionRunner {
         self.recheck(job, &stored).await?;
         self.check_permit()?;
         let chart = job.chart();
+        let policy = &self.member.policy;
         let rollback = Rollback {
             kubeconfig: self.member.kubeconfig.clone(),
             release: job.release.name.clone(),
             namespace: job.release.namespace.clone(),
             to,
-            timeout: self.member.policy.helm_timeout,
+            timeout: policy.helm_timeout,
             server_side: releases::decode(current)
                 .is_ok_and(|release_details| release_details.server_side),
             history_max: revisions::history_limit(
-                self.member.policy.history_max,
+                policy.handling(&job.desired.handling).history_max,
                 &job.revisions,
                 &chart.fingerprint(),
             ),

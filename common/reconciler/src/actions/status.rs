@@ -104,6 +104,7 @@ impl ActionRunner {
         }
         let previous = result.published.as_ref().or(job.published.as_ref());
         for event in status::transition_events(previous, state) {
+            let event = status::reinstallation_event(&job.owner, job.newest.as_ref(), event);
             self.emit_event(&job.owner, event);
         }
         // On the home cluster, the hub emits this event, with the phase across all members.

@@ -28,6 +28,7 @@ impl ActionRunner {
         if job.owner.is_being_removed() || job.desired.retire {
             self.report(job, result).await?;
         }
+        self.mark_deletion(job, result).await?;
         let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
         let stored = match self
             .read_checked(job, &[newest], ForeignRevisions::Keep, result)
@@ -95,21 +96,11 @@ impl ActionRunner {
                 ),
                 permanent: false,
             }),
-            Err(error) => {
-                let message = chain(&error);
-                let event = ObjectEvent {
-                    warning: true,
-                    reason: "HelmUninstallFailed",
-                    message: message.clone(),
-                };
-                self.emit_event(&job.owner, event);
-                let permanent = error.is_permanent();
-                Err(ActionError::Failed {
-                    reason: reason::UNINSTALL_FAILED,
-                    message,
-                    permanent,
-                })
-            }
+            Err(error) => Err(ActionError::Failed {
+                reason: reason::UNINSTALL_FAILED,
+                message: chain(&error),
+                permanent: error.is_permanent(),
+            }),
         }
     }
 }

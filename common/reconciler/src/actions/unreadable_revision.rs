@@ -190,7 +190,8 @@ impl ActionRunner {
         let Some((newest, _)) = failed.first().cloned() else {
             return Ok(());
         };
-        let kept_count = usize::from(self.member.policy.history_max) - 1;
+        let handling = self.member.policy.handling(&job.desired.handling);
+        let kept_count = usize::from(handling.history_max) - 1;
         let older = failed.into_iter().skip(kept_count).collect();
         self.forget_all_but(&job.release, newest.revision, older)
             .await

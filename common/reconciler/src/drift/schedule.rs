@@ -130,6 +130,8 @@ pub(crate) struct CheckJobResult {
     drift: Option<RevisionDrift>,
     /// Revision to read again: it cannot be decoded, or has changed since it was deployed.
     unreadable: Option<u32>,
+    /// The revision whose check failed, and why.
+    failed: Option<(u32, String)>,
 }
 
 /// Reason why a check was impossible.
@@ -262,6 +264,10 @@ impl Reconciler {
                 if let Some(slot) = self.owner_states.get_mut(&result.key) {
                     if result.drift.is_some() {
                         slot.memory.drift = result.drift;
+                        slot.memory.failed_checks = None;
+                    }
+                    if let Some((revision, message)) = result.failed {
+                        slot.memory.record_failed_check(revision, message);
                     }
                     if result.unreadable.is_some() {
                         slot.memory.to_reread = result.unreadable;
@@ -290,7 +296,7 @@ impl ActionRunner {
             Err(_) => "failed",
         };
         Span::current().record("outcome", outcome);
-        let mut unreadable = None;
+        let (mut unreadable, mut failed) = (None, None);
         let drift = match result {
             Ok(Some((report, recorded))) => {
                 for event in correction_events(&report) {
@@ -322,6 +328,7 @@ impl ActionRunner {
                 };
                 tracing::info!(member = %self.member.name, %problem,
                     "drift check failed; waiting for the next one");
+                failed = Some((job.revision, problem));
                 None
             }
         };
@@ -330,6 +337,7 @@ impl ActionRunner {
             cache: job.cache,
             drift,
             unreadable,
+            failed,
         })
     }
 

@@ -1,12 +1,15 @@
 //! Adds drift to a plan: whether to check the release, and the result of the last check.
 
-use krypton_types::conditions::reason;
+use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::drift::DriftMode;
 
 use super::Plan;
 use super::action::Action;
 use super::view::View;
 use crate::drift::{DriftSettings, with_findings};
+
+/// Number of drift checks that fail in a row before a condition shows the failure.
+const SHOWN_AFTER: u32 = 3;
 
 /// Permits a drift check if the release is as desired, its rollout is complete, and Krypton may write.
 pub(super) fn with_drift(mut plan: Plan, view: &View<'_>) -> Plan {
@@ -30,6 +33,23 @@ pub(super) fn with_drift(mut plan: Plan, view: &View<'_>) -> Plan {
         let message = (!messages.is_empty()).then(|| messages.join("; "));
         ready.message = with_findings(&ready.message, message.as_deref());
     }
+    let failed = view.memory.failed_checks.as_ref();
+    let failed = failed.filter(|failed| newest == Some(failed.revision) && !is_off);
+    // KryptonDeployments are always corrected, so the failure matters. A Tenant's state does not depend on drift.
+    if let Some(failed) = failed.filter(|failed| failed.count >= SHOWN_AFTER)
+        && view.owner.tenant().is_none()
+    {
+        let message = format!(
+            "failed to compare the release with its chart: {}",
+            failed.message
+        );
+        plan.state.error = Some(State::new(
+            Truth::True,
+            reason::HEALTH_CHECK_FAILED,
+            message,
+        ));
+    }
+    let ready = &plan.state.ready;
     let is_rolling_out = [reason::INSTALLING, reason::UPGRADING].contains(&&*ready.reason);
     let may_check = view.hold().is_none() && plan.action == Action::Nothing;
     plan.drift = (may_check && !is_off && !is_rolling_out).then_some(settings);

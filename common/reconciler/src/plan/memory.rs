@@ -34,6 +34,8 @@ pub struct Memory {
     pub known_since: Option<BootTime>,
     /// Result of the last drift check.
     pub drift: Option<RevisionDrift>,
+    /// The drift checks that failed since the last one that succeeded.
+    pub failed_checks: Option<FailedChecks>,
     /// Number and resource version of the newest revision when it was last seen deployed.
     pub deployed: Option<(u32, String)>,
     /// Number and resource version of the deployed revision that was read last.
@@ -53,6 +55,15 @@ pub struct Memory {
 pub struct RevisionDrift {
     pub revision: u32,
     pub message: Option<String>,
+}
+
+/// Drift checks of a revision that failed in a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedChecks {
+    pub revision: u32,
+    pub count: u32,
+    /// Why the last one failed.
+    pub message: String,
 }
 
 /// Identifies the inputs of an attempt to install or upgrade. A failure with other inputs does not count.
@@ -115,6 +126,17 @@ impl Memory {
             self.to_reread = Some(*number);
         }
         self.deployed = current;
+    }
+
+    /// Records that a drift check of the revision failed.
+    pub fn record_failed_check(&mut self, revision: u32, message: String) {
+        let previous = self.failed_checks.take();
+        let previous = previous.filter(|failed| failed.revision == revision);
+        self.failed_checks = Some(FailedChecks {
+            revision,
+            count: previous.map_or(0, |failed| failed.count).saturating_add(1),
+            message,
+        });
     }
 
     /// Records the resource version that was read, as the watch may already have shown a later one. If the same

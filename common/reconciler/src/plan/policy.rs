@@ -1,35 +1,8 @@
 //! Settings of the releases of a member.
 
-use std::ops::RangeInclusive;
-use std::str::FromStr;
 use std::time::Duration;
 
-/// How Krypton reacts to an upgrade that it gives up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Remediation {
-    /// Keep the failed revision. Objects that the upgrade did not change keep running.
-    #[default]
-    Keep,
-    /// Roll back to the last deployed revision.
-    Rollback,
-}
-
-impl FromStr for Remediation {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "keep" => Ok(Self::Keep),
-            "rollback" => Ok(Self::Rollback),
-            other => Err(format!("{other:?} is neither \"keep\" nor \"rollback\"")),
-        }
-    }
-}
-
-/// Allowed values of [`Policy::history_max`]. With fewer than 2, Helm would not keep a failed revision next to the
-/// deployed one. Krypton could then not find the leftovers of the failed attempt.
-pub const HISTORY: RangeInclusive<u8> = 2..=100;
-const HISTORY_DEFAULT: u8 = 3;
+use krypton_types::desired::handling::{HISTORY, Handling, Remediation};
 
 /// Settings that apply to all releases of a member.
 #[derive(Clone, Debug)]
@@ -38,40 +11,100 @@ pub struct Policy {
     pub helm_timeout: Duration,
     /// Time for which Krypton respects a lock that it did not create.
     pub foreign_lock_grace: Duration,
-    /// Number of retries after a failed install or upgrade; unlimited if `None`.
+    /// Overrides the fleet's number of retries.
     pub retries: Option<u32>,
-    pub remediation: Remediation,
-    /// Number of revisions that Helm keeps of a release: the running one and the latest attempts.
-    pub history_max: u8,
+    /// Overrides the fleet's remediation.
+    pub remediation: Option<Remediation>,
+    /// Overrides the number of revisions that the fleet keeps of a release.
+    pub history_max: Option<u8>,
     /// Namespaces that are never a workspace, in addition to `kube-*` and `krypton-system`.
     pub protected_namespaces: Vec<String>,
 }
 
 impl Policy {
-    /// Protects the process's `own` namespaces, except `default`, which every Tenant may use as a workspace.
+    /// Protects the process's `own` namespaces, except `default`, which every Tenant may use as a workspace. Overrides
+    /// no setting of the fleet.
     pub fn new(helm_timeout: Duration, own: impl IntoIterator<Item = String>) -> Self {
         let own = own.into_iter();
         Self {
             helm_timeout,
             foreign_lock_grace: helm_timeout * 3 + Duration::from_secs(60),
             retries: None,
-            remediation: Remediation::default(),
-            history_max: HISTORY_DEFAULT,
+            remediation: None,
+            history_max: None,
             protected_namespaces: own.filter(|namespace| namespace != "default").collect(),
         }
     }
 
-    /// Sets the number of revisions to keep of each release, limited to [`HISTORY`].
+    /// Sets the overrides of this member.
     #[must_use]
-    pub fn with_history(mut self, revisions: u8) -> Self {
-        self.history_max = revisions.clamp(*HISTORY.start(), *HISTORY.end());
+    pub fn with_overrides(
+        mut self,
+        retries: Option<u32>,
+        remediation: Option<Remediation>,
+        history_max: Option<u8>,
+    ) -> Self {
+        self.retries = retries;
+        self.remediation = remediation;
+        self.history_max = history_max;
         self
     }
 
-    /// Sets the number of retries, and the remediation after the last one.
-    #[must_use]
-    pub fn with_remediation(mut self, retries: Option<u32>, remediation: Remediation) -> Self {
-        (self.retries, self.remediation) = (retries, remediation);
-        self
+    /// Returns the fleet's handling with this member's overrides. Limits `history_max` to [`HISTORY`].
+    pub fn handling(&self, fleet: &Handling) -> Handling {
+        let history_max = self.history_max.unwrap_or(fleet.history_max);
+        Handling {
+            retries: self.retries.or(fleet.retries),
+            remediation: self.remediation.unwrap_or(fleet.remediation),
+            history_max: history_max.clamp(*HISTORY.start(), *HISTORY.end()),
+            ..*fleet
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn member_overrides_single_settings_of_the_fleet() {
+        let fleet = Handling {
+            allow_chart_skip: true,
+            retries: Some(5),
+            remediation: Remediation::Rollback,
+            history_max: 10,
+            ..Handling::default()
+        };
+        let policy = Policy::new(Duration::from_secs(180), []);
+        assert_eq!(policy.handling(&fleet), fleet);
+        let (keep, rollback) = (Remediation::Keep, Remediation::Rollback);
+        for (overrides, (retries, remediation, history_max)) in [
+            ((Some(0), None, None), (0, rollback, 10)),
+            ((None, Some(keep), None), (5, keep, 10)),
+            ((None, None, Some(4)), (5, rollback, 4)),
+        ] {
+            let policy = policy
+                .clone()
+                .with_overrides(overrides.0, overrides.1, overrides.2);
+            let expected = Handling {
+                retries: Some(retries),
+                remediation,
+                history_max,
+                ..fleet
+            };
+            assert_eq!(policy.handling(&fleet), expected, "{overrides:?}");
+        }
+    }
+
+    #[test]
+    fn received_history_stays_within_its_limits() {
+        let policy = Policy::new(Duration::from_secs(180), []);
+        for (received, kept) in [(0, 2), (1, 2), (2, 2), (100, 100), (255, 100)] {
+            let fleet = Handling {
+                history_max: received,
+                ..Handling::default()
+            };
+            assert_eq!(policy.handling(&fleet).history_max, kept);
+        }
     }
 }

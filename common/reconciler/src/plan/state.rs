@@ -4,13 +4,12 @@ use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{ORIGINALS_NAMESPACE, Status};
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{State, Truth, reason};
-use krypton_types::desired::handling::WaitPolicy;
+use krypton_types::desired::handling::{Handling, Remediation, WaitPolicy};
 use krypton_types::{fingerprint, names, values};
 
 use super::action::Run;
 use super::memory::Failure;
 use super::ownership::{Ownership, may_use_workspace, ownership};
-use super::policy::{Policy, Remediation};
 use super::revisions::{
     has_copied_run, is_failed_install, last_good, unswept_attempt, upgraded_adoption,
 };
@@ -321,9 +320,10 @@ fn present<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
         return state;
     };
     let backs_off = view.now < failure.retry_at;
+    let handling = view.policy.handling(&view.desired.handling);
     // Giving up does not stop an unlock, because all other actions depend on it.
-    if !state.unlocks() && is_given_up(view.policy, failure) {
-        return match rollback_target(view.policy, view.revisions) {
+    if !state.unlocks() && is_given_up(&handling, failure) {
+        return match rollback_target(&handling, view.revisions) {
             Some(_) if backs_off && failure.reason == reason::ROLLBACK_FAILED => {
                 ReleaseState::BackingOff(failure)
             }
@@ -339,10 +339,10 @@ fn present<'a>(view: &'a View<'a>) -> ReleaseState<'a> {
 
 /// Whether Krypton has given up. Only a change of the chart, the values or the Tenant, or a user's request, starts
 /// another attempt.
-fn is_given_up(policy: &Policy, failure: &Failure) -> bool {
-    let retries = policy.retries;
+fn is_given_up(handling: &Handling, failure: &Failure) -> bool {
+    let retries = handling.retries;
     let has_no_retries_left = retries.is_some_and(|retries| failure.attempts > retries);
-    let rolls_back = policy.remediation == Remediation::Rollback;
+    let rolls_back = handling.remediation == Remediation::Rollback;
     match failure.reason {
         reason::ROLLBACK_FAILED => true,
         reason::INSTALL_FAILED => has_no_retries_left,
@@ -351,11 +351,11 @@ fn is_given_up(policy: &Policy, failure: &Failure) -> bool {
     }
 }
 
-fn rollback_target(policy: &Policy, revisions: &[&Revision]) -> Option<u32> {
+fn rollback_target(handling: &Handling, revisions: &[&Revision]) -> Option<u32> {
     let has_failed = revisions
         .last()
         .is_some_and(|newest| newest.status == Status::Failed);
-    let may_roll_back = has_failed && policy.remediation == Remediation::Rollback;
+    let may_roll_back = has_failed && handling.remediation == Remediation::Rollback;
     last_good(revisions)
         .filter(|_| may_roll_back)
         .map(|good| good.revision)

@@ -91,8 +91,8 @@ pub(super) fn world() -> World {
             helm_timeout: Duration::from_secs(180),
             foreign_lock_grace: Duration::from_secs(600),
             retries: None,
-            remediation: Remediation::Keep,
-            history_max: 3,
+            remediation: None,
+            history_max: None,
             protected_namespaces: vec!["krypton".to_owned()],
         },
     }

@@ -9,6 +9,7 @@ use krypton_runtime::clock::BootTime;
 use krypton_runtime::retry::backoff;
 use krypton_runtime::work_queue::Outcome;
 use krypton_types::conditions::reason;
+use krypton_types::desired::handling::Remediation;
 use tokio::task::{Id, JoinError};
 
 use super::RunningAction;
@@ -16,7 +17,7 @@ use crate::actions::{ActionError, JobResult, ReleaseUpdate};
 use crate::helm_queue::{FailedWait, WaitResult};
 use crate::owner::OwnerKey;
 use crate::placed_tenants::MAX_UNREPORTED_CONFLICTS;
-use crate::plan::{AppliedRun, Attempt, Failure, Refusal, Remediation};
+use crate::plan::{AppliedRun, Attempt, Failure, Refusal};
 use crate::run_loop::{CONFLICT_PAUSE, OwnerState, Reconciler};
 
 /// Number of consecutive failed requests before a condition shows the failure.
@@ -217,6 +218,7 @@ impl Reconciler {
         (reason, message, permanent): (&'static str, String, bool),
         now: BootTime,
     ) {
+        let handling = self.member.policy.handling(&self.desired_now().handling);
         let state = self.owner_states.entry(key.clone()).or_default();
         let previous = state.memory.failure.as_ref();
         let previous = previous.filter(|failure| failure.attempt == attempt);
@@ -225,9 +227,8 @@ impl Reconciler {
             .filter(|failure| is_release_failure(failure.reason) == is_release_failure(reason))
             .map_or(0, |failure| failure.attempts)
             + 1;
-        let policy = &self.member.policy;
         let has_remediation =
-            policy.retries.is_some() || policy.remediation == Remediation::Rollback;
+            handling.retries.is_some() || handling.remediation == Remediation::Rollback;
         let keeps_previous = has_remediation
             && !is_release_failure(reason)
             && previous.is_some_and(|failure| is_release_failure(failure.reason));

@@ -1,5 +1,7 @@
 //! Reasons of conditions, as in `conditions[].reason`.
 
+use super::Truth;
+
 // Reasons for Tenants and KryptonDeployments that krypton-operator uses too.
 pub const INSTALLED: &str = "Installed";
 pub const UPGRADED: &str = "Upgraded";
@@ -42,6 +44,8 @@ pub const UNINSTALLED: &str = "Uninstalled";
 pub const ROLLBACK_FAILED: &str = "RollbackFailed";
 /// The cluster's owner has suspended writes. This is not an error.
 pub const SUSPENDED: &str = "Suspended";
+/// Krypton cannot compare the release of a KryptonDeployment with its chart.
+pub const HEALTH_CHECK_FAILED: &str = "HealthCheckFailed";
 /// Helm could not be started: it is missing, has another version, or has no space for its files.
 pub const HELM_UNAVAILABLE: &str = "HelmUnavailable";
 /// The member's API server rejects a request from Krypton.
@@ -105,6 +109,16 @@ pub const PROVIDER_NOT_CONFIGURED: &str = "AccessProviderNotConfigured";
 pub const CLUSTER_STALE: &str = "RemoteClusterStale";
 pub const PROVIDER_CLOSED: &str = "ClusterProviderClosed";
 pub const CLIENT_FAILED: &str = "RemoteClientCreationFailed";
+
+/// Returns the status of `TargetClusterResolved` for a source without current access. The reasons that the Knative
+/// operator documents are False.
+pub fn source_truth(reason: &str) -> Truth {
+    match reason {
+        STARTING | SOURCE_UNAVAILABLE => Truth::Unknown,
+        _ => Truth::False,
+    }
+}
+
 pub const CONNECTED: &str = "Connected";
 pub const CONNECTING: &str = "Connecting";
 pub const UNREACHABLE: &str = "Unreachable";

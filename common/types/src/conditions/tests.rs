@@ -46,6 +46,19 @@ fn foreign() -> Condition {
 }
 
 #[test]
+fn unread_source_is_unknown_and_others_unresolved() {
+    for (reason, truth) in [
+        (reason::STARTING, Truth::Unknown),
+        (reason::SOURCE_UNAVAILABLE, Truth::Unknown),
+        (reason::PROFILE_UNAVAILABLE, Truth::False),
+        (reason::CLUSTER_STALE, Truth::False),
+        (reason::PROVIDER_CLOSED, Truth::False),
+    ] {
+        assert_eq!(reason::source_truth(reason), truth, "{reason}");
+    }
+}
+
+#[test]
 fn condition_types_are_the_originals_and_read_back() {
     assert_eq!(condition_type(Kind::Ready, "edge-1"), "ClusterReady/edge-1");
     assert_eq!(

@@ -1,4 +1,6 @@
-//! Handling of releases on every member: readiness, and cleanup after the last release.
+//! Handling of releases on every member: readiness, failed runs, history, and cleanup after the last release.
+
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -39,9 +41,42 @@ pub struct NotAWaitPolicy;
 
 by_word!(WaitPolicy, NotAWaitPolicy);
 
+/// Reaction to an upgrade that Krypton gives up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Remediation {
+    /// Keep the failed revision. Objects that the upgrade did not change keep running.
+    #[default]
+    Keep,
+    /// Roll back to the last deployed revision.
+    Rollback,
+}
+
+impl Remediation {
+    /// All remediations with their text.
+    pub const ALL: [(&'static str, Self); 2] = [("keep", Self::Keep), ("rollback", Self::Rollback)];
+
+    /// Returns whether this is the behaviour of members that receive no remediation.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The text is not a remediation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("write keep or rollback")]
+pub struct NotARemediation;
+
+by_word!(Remediation, NotARemediation);
+
+/// Allowed values of [`Handling::history_max`]. With fewer than 2, Helm would not keep a failed revision next to the
+/// deployed one. Krypton could then not find the leftovers of the failed attempt.
+pub const HISTORY: RangeInclusive<u8> = 2..=100;
+const HISTORY_DEFAULT: u8 = 3;
+
 /// Settings for all members. Fields with their default value are neither stored nor part of the digest of a desired
 /// state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Handling {
     #[serde(skip_serializing_if = "WaitPolicy::is_default")]
@@ -56,6 +91,31 @@ pub struct Handling {
     /// A failure to fetch the chart does not set a Tenant's phase to `Error` (`ALLOW_CHART_SKIP`).
     #[serde(rename = "allowChartSkip", skip_serializing_if = "std::ops::Not::not")]
     pub allow_chart_skip: bool,
+    /// Number of retries after a failed install or upgrade; unlimited if `None`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retries: Option<u32>,
+    #[serde(skip_serializing_if = "Remediation::is_default")]
+    pub remediation: Remediation,
+    /// Number of revisions that Helm keeps of a release: the running one and the latest attempts.
+    #[serde(rename = "historyMax", skip_serializing_if = "is_default_history")]
+    pub history_max: u8,
+}
+
+impl Default for Handling {
+    fn default() -> Self {
+        Self {
+            wait: WaitPolicy::default(),
+            delete_cert_manager_crds: false,
+            allow_chart_skip: false,
+            retries: None,
+            remediation: Remediation::default(),
+            history_max: HISTORY_DEFAULT,
+        }
+    }
+}
+
+fn is_default_history(revisions: &u8) -> bool {
+    *revisions == HISTORY_DEFAULT
 }
 
 #[cfg(test)]
@@ -70,5 +130,23 @@ mod tests {
             assert_eq!(serde_json::to_value(policy).unwrap(), word);
         }
         assert_eq!("watcher".parse::<WaitPolicy>(), Err(NotAWaitPolicy));
+    }
+
+    #[test]
+    fn remediation_text_and_wire_form_agree() {
+        for (word, remediation) in Remediation::ALL {
+            assert_eq!(word.parse(), Ok(remediation));
+            assert_eq!(remediation.to_string(), word);
+            assert_eq!(serde_json::to_value(remediation).unwrap(), word);
+        }
+        assert_eq!("Keep".parse::<Remediation>(), Err(NotARemediation));
+    }
+
+    #[test]
+    fn defaults_are_neither_written_nor_required() {
+        let default = Handling::default();
+        assert_eq!(serde_json::to_string(&default).unwrap(), "{}");
+        assert_eq!(serde_json::from_str::<Handling>("{}").unwrap(), default);
+        assert!(HISTORY.contains(&default.history_max));
     }
 }

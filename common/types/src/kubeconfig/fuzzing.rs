@@ -3,7 +3,10 @@
 
 use serde_json::Value;
 
-use super::{KubeconfigError, Policy, SanitizedKubeconfig, address, parse, refused_address};
+use super::{
+    KubeconfigError, Policy, SanitizedKubeconfig, address, parse, parse_other_contexts,
+    refused_address,
+};
 use crate::fingerprint;
 
 /// Limit of a condition's message.
@@ -28,6 +31,8 @@ const ALLOWED: &[&str] = &[
     "client-certificate-data",
     "client-key-data",
 ];
+/// Contexts that are checked. The fuzzer can write more, which would take long.
+const CONTEXTS_MAX: usize = 8;
 /// A shorter token can occur in any text by chance.
 const SECRET_MIN: usize = 12;
 
@@ -48,10 +53,13 @@ pub fn policy_of(bits: u8) -> Policy {
 
 /// Returns the first invariant that this input and policy violate.
 pub fn broken_promise(bytes: &[u8], policy: &Policy) -> Option<String> {
-    let broken = match parse(bytes, policy) {
-        Ok(sanitized) => broken_by_result(&sanitized, policy),
-        Err(error) => broken_by_error(&error),
-    };
+    let current = parse(bytes, policy);
+    let others = parse_other_contexts(bytes, policy, CONTEXTS_MAX).unwrap_or_default();
+    let mut contexts = std::iter::once(&current).chain(others.values());
+    let broken = contexts.find_map(|context| match context {
+        Ok(sanitized) => broken_by_result(sanitized, policy),
+        Err(error) => broken_by_error(error),
+    });
     broken.or_else(|| broken_by_policy(bytes, policy))
 }
 

@@ -121,6 +121,61 @@ fn rebuilt_kubeconfig_keeps_only_used_entries() {
 }
 
 #[test]
+fn other_contexts_are_read_each_on_its_own() {
+    let mut document = good();
+    let contexts = document["contexts"].as_array_mut().unwrap();
+    for (name, cluster) in [
+        ("b", "edge-1"),
+        ("a", "edge-1"),
+        ("bad", "missing"),
+        ("c", ""),
+    ] {
+        contexts.push(json!({ "name": name, "context": { "cluster": cluster, "user": "admin" } }));
+    }
+    contexts.push(json!("not even a map"));
+    contexts.push(json!({ "name": "twice", "context": {} }));
+    contexts.push(json!({ "name": "twice", "context": {} }));
+    let read = |document: &Value, max| {
+        parse_other_contexts(document.to_string().as_bytes(), &Policy::default(), max)
+    };
+    let others = read(&document, 9).unwrap();
+    let outcomes = others
+        .iter()
+        .map(|(name, context)| (name.as_str(), context.is_ok()));
+    assert_eq!(
+        outcomes.collect::<Vec<_>>(),
+        [
+            ("a", true),
+            ("b", true),
+            ("bad", false),
+            ("c", false),
+            ("twice", false)
+        ]
+    );
+    let missing = others["bad"].as_ref().unwrap_err().to_string();
+    assert_eq!(missing, "cluster \"missing\" not found in clusters");
+    // Without the namespace of the current context.
+    let first = others["a"].as_ref().unwrap();
+    assert_eq!(
+        (first.namespace.as_deref(), &first.server),
+        (None, &parsed(&document).unwrap().server)
+    );
+    assert!(read(&document, 2).unwrap().keys().eq(["a", "b"]));
+
+    // A fault of the whole kubeconfig rejects all contexts, and a bad current context only itself.
+    document["current-context"] = json!("missing");
+    assert_eq!(read(&document, 9).unwrap().len(), 6);
+    for (key, value) in [("current-context", Value::Null), ("surprise", json!(1))] {
+        let mut document = good();
+        document[key] = value;
+        assert_eq!(
+            read(&document, 9).unwrap_err(),
+            parsed(&document).unwrap_err()
+        );
+    }
+}
+
+#[test]
 fn rebuilt_kubeconfig_parses_to_itself() {
     let first = parsed(&good()).unwrap();
     assert_eq!(

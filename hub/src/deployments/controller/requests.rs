@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeployment};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::events::ObjectEvent;
 use krypton_runtime::tasks::KeyedTasks;
@@ -46,6 +46,9 @@ impl Requests {
             };
             if let Some(term_start) = term_start {
                 entry.record_events(reported_events, term_start, &controller.notices);
+            }
+            if decision.status.phase == Some(DeploymentPhase::Ready) {
+                entry.recorded_events.end_repair();
             }
             let Some(mut request) = DeploymentRequest::new(decision, &entry.object) else {
                 continue;

@@ -4,15 +4,18 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeploymentStatus, Placement};
 use krypton_runtime::events::ObjectEvent;
-use krypton_types::conditions::{self, ClusterState, READY, State, TARGET_RESOLVED, Truth, reason};
+use krypton_types::conditions::{
+    self, ClusterState, Outlook, READY, State, TARGET_RESOLVED, Truth, reason,
+};
 use krypton_types::names;
 
-use super::{DeploymentView, Site, normal_event, warning_event};
+use super::{DeploymentView, Repair, Site, normal_event, warning_event};
 
 /// Reasons of the condition `Ready` that the shared reasons lack.
 mod ready {
     pub(super) const DEPLOYED: &str = "Deployed";
     pub(super) const NOT_READY: &str = "NotReady";
+    pub(super) const REPAIR_TRIGGERED: &str = "RepairTriggered";
     pub(super) const ACCOUNT_MISSING: &str = "AccountMissing";
     pub(super) const EDGE_UNAVAILABLE: &str = "EdgeUnavailable";
     pub(super) const HELM_FAILED: &str = "HelmFailed";
@@ -23,6 +26,8 @@ mod ready {
 pub(super) struct Assessment {
     phase: DeploymentPhase,
     pub(super) ready: State,
+    /// Matters only if the object is not ready.
+    outlook: Outlook,
     last_message: String,
 }
 
@@ -42,7 +47,10 @@ impl DeploymentView<'_> {
         let region = self.region();
         if !has_account {
             let message = "spec.account.name is empty; set the name of the account";
-            return error_assessment(State::new(Truth::False, ready::ACCOUNT_MISSING, message));
+            return Assessment {
+                outlook: Outlook::Stalled,
+                ..error_assessment(State::new(Truth::False, ready::ACCOUNT_MISSING, message))
+            };
         }
         let Some(target) = target else {
             let unresolved = self.target.as_ref().err();
@@ -55,6 +63,7 @@ impl DeploymentView<'_> {
                     _ => DeploymentPhase::Pending,
                 },
                 ready: State::new(truth, ready::EDGE_UNAVAILABLE, line.clone()),
+                outlook: unresolved.map_or(Outlook::Reconciling, unresolved_outlook),
                 last_message: line,
             };
         };
@@ -69,7 +78,10 @@ impl DeploymentView<'_> {
         if target.cluster.is_full {
             let message =
                 format!("cluster {cluster} has as many deployments as it takes; take some away");
-            return error_assessment(State::new(Truth::False, ready::NOT_READY, message));
+            return Assessment {
+                outlook: Outlook::Stalled,
+                ..error_assessment(State::new(Truth::False, ready::NOT_READY, message))
+            };
         }
         let generation = self.object.metadata.generation.unwrap_or_default();
         let report = self.report_on(target).map(|stored| &stored.report);
@@ -78,13 +90,29 @@ impl DeploymentView<'_> {
             let message = format!("waiting for the report of cluster {cluster}");
             return pending_assessment(State::new(Truth::False, ready::NOT_READY, message));
         };
-        let assessment = self.assess_report(&report.state, cluster);
+        let assessment = Assessment {
+            outlook: Outlook::from_state(&report.state, None),
+            ..self.assess_report(&report.state, cluster)
+        };
+        let assessment = self.with_repair(assessment);
         // A ready release may still lag behind the desired state, such as when it is paused.
         let progress = report.state.progress.as_ref();
         match progress.filter(|it| it.reason == reason::PAUSED) {
             Some(paused) => assessment.append(&paused.message),
             None => assessment,
         }
+    }
+
+    /// Shows that the release is being repaired, from the repair until it is ready or has failed.
+    fn with_repair(&self, mut assessment: Assessment) -> Assessment {
+        let status = self.object.status.as_ref();
+        let previous = status.and_then(|status| conditions::find(&status.conditions, READY));
+        let was_shown = previous.is_some_and(|ready| ready.reason == ready::REPAIR_TRIGGERED);
+        let ready = &mut assessment.ready;
+        if ready.reason == ready::NOT_READY && (was_shown || self.repair.is_some()) {
+            ready::REPAIR_TRIGGERED.clone_into(&mut ready.reason);
+        }
+        assessment
     }
 
     /// Returns the readiness from the member's report on the latest order.
@@ -104,6 +132,7 @@ impl DeploymentView<'_> {
                     ready::DEPLOYED,
                     format!("cluster {cluster}: {}", state.ready.message),
                 ),
+                outlook: Outlook::Reconciling,
                 last_message: format!("Successfully deployed to region {}", self.region()),
             },
             truth => {
@@ -245,6 +274,8 @@ impl DeploymentView<'_> {
             generation,
             self.now,
         );
+        let (ready, outlook) = (&assessment.ready, assessment.outlook);
+        conditions::set_progress(&mut conditions, ready, outlook, generation, self.now);
         let mut events = Vec::new();
         let report = self
             .target
@@ -263,7 +294,10 @@ impl DeploymentView<'_> {
                 format!("{}: {chart}", self.release_description()),
             ));
         }
-        if previous_reason.as_deref() != Some(&assessment.ready.reason) {
+        // The hub records a correction as an event of the same reason.
+        let is_recorded = assessment.ready.reason == ready::REPAIR_TRIGGERED
+            && self.repair == Some(Repair::Corrected);
+        if previous_reason.as_deref() != Some(&assessment.ready.reason) && !is_recorded {
             events.push(ready_event(&assessment.ready));
         }
         let status = KryptonDeploymentStatus {
@@ -287,6 +321,8 @@ fn ready_event(state: &State) -> ObjectEvent {
         ready::EDGE_UNAVAILABLE => warning_event("EdgeUnavailable", message),
         ready::DELETING => normal_event("DeleteStarted", message),
         ready::NOT_READY => normal_event("NotReady", message),
+        ready::REPAIR_TRIGGERED => warning_event("RepairTriggered", message),
+        reason::HEALTH_CHECK_FAILED => warning_event("HealthCheckFailed", message),
         reason::UNINSTALL_FAILED => warning_event("HelmUninstallFailed", message),
         ready::HELM_FAILED => warning_event("HelmDeployFailed", message),
         _ => warning_event("Refused", message),
@@ -318,9 +354,19 @@ fn failure_reason(reported: &str) -> &str {
     }
 }
 
+/// Returns what an object without a target cluster waits for. The first three reasons stay until a
+/// user changes the object or the Secret.
+fn unresolved_outlook(unresolved: &State) -> Outlook {
+    match unresolved.reason.as_str() {
+        "SecretNotAllowed" | "NotAName" | "NameTaken" => Outlook::Stalled,
+        reason => Outlook::from_reason(reason),
+    }
+}
+
 fn error_assessment(state: State) -> Assessment {
     Assessment {
         phase: DeploymentPhase::Error,
+        outlook: Outlook::from_reason(&state.reason),
         last_message: state.message.clone(),
         ready: state,
     }

@@ -14,6 +14,7 @@ struct DeploymentFixture {
     target: Result<&'static str, State>,
     members: BTreeMap<&'static str, ClusterView>,
     deletion: Option<DeletionCause>,
+    repair: Option<Repair>,
 }
 
 fn target_member(connected: Truth) -> TargetMember {
@@ -38,6 +39,7 @@ fn fixture() -> DeploymentFixture {
         target: Ok("edge-1"),
         members: BTreeMap::new(),
         deletion: None,
+        repair: None,
     }
     .member("edge-1")
 }
@@ -154,6 +156,7 @@ impl DeploymentFixture {
                 .collect(),
             deletion: self.deletion,
             drift_check_seconds: 60,
+            repair: self.repair,
             now: Timestamp::UNIX_EPOCH,
         })
     }
@@ -274,6 +277,12 @@ fn deployment_status_follows_member_report() {
             "ReleaseInUse",
             error,
         ),
+        (
+            report(installed, Some(reason::HEALTH_CHECK_FAILED)),
+            not_ready,
+            "HealthCheckFailed",
+            error,
+        ),
         (not_upgraded, not_ready, "HelmFailed", error),
     ] {
         let decision = fixture()
@@ -287,6 +296,48 @@ fn deployment_status_follows_member_report() {
         );
         assert_eq!(decision.status.phase, Some(phase), "{member_report:?}");
     }
+}
+
+#[test]
+fn repair_is_shown_until_release_is_ready() {
+    const REPAIR: &str = "RepairTriggered";
+    let placed = |repair, report| {
+        let mut fixture = fixture()
+            .with_placements(&HERE)
+            .with_report("edge-1", report);
+        fixture.repair = repair;
+        fixture
+    };
+    let unready = || report((Truth::False, reason::NOT_READY), None);
+    let failed = report(
+        (Truth::False, reason::INSTALL_FAILED),
+        Some(reason::INSTALL_FAILED),
+    );
+    let (corrected, reinstalled) = (Some(Repair::Corrected), Some(Repair::Reinstalled));
+    for (repair, member_report, ready_reason, events) in [
+        (None, unready(), "NotReady", vec!["NotReady"]),
+        (reinstalled, unready(), REPAIR, vec![REPAIR]),
+        // The correction has its own event.
+        (corrected, unready(), REPAIR, vec![]),
+        (reinstalled, failed, "HelmFailed", vec!["HelmDeployFailed"]),
+        (
+            corrected,
+            installed_report(),
+            "Deployed",
+            vec!["HelmDeployed", "Ready"],
+        ),
+    ] {
+        let decision = placed(repair, member_report).decide();
+        assert_eq!(ready_condition(&decision).1, ready_reason, "{repair:?}");
+        assert_eq!(reasons(&decision.status_events), events, "{repair:?}");
+    }
+    // Another hub reads the repair from the status.
+    let mut later = placed(None, unready());
+    later.object.status = Some(placed(corrected, unready()).decide().status);
+    let decision = later.decide();
+    assert_eq!(ready_condition(&decision).1, REPAIR);
+    assert_eq!(decision.status.phase, Some(DeploymentPhase::Pending));
+    assert!(decision.status_events.is_empty());
 }
 
 #[test]
@@ -311,6 +362,75 @@ fn pause_is_shown_with_any_state() {
         assert_eq!(ready_condition(&decision), (truth, reason.to_owned()));
         let line = decision.status.last_message.unwrap();
         assert!(line.ends_with(&format!("; {message}")), "{line}");
+    }
+}
+
+#[test]
+fn unready_deployment_is_reconciling_stalled_or_paused() {
+    let reported = |report| {
+        fixture()
+            .with_placements(&HERE)
+            .with_report("edge-1", report)
+    };
+    let failed = |reason| report((Truth::False, reason), Some(reason));
+    let unresolved = |reason: &str| {
+        let mut fixture = fixture();
+        fixture.target = Err(State::new(Truth::False, reason, "why"));
+        fixture
+    };
+    let mut no_account = reported(installed_report());
+    no_account.object.spec.account.name = String::new();
+    let mut full = reported(installed_report());
+    full.members.get_mut("edge-1").unwrap().is_full = true;
+    let mut paused = failed(reason::UPGRADE_FAILED);
+    paused.state.progress = Some(State::new(Truth::False, reason::PAUSED, ""));
+    let older_generation = DeploymentReport {
+        observed_generation: 2,
+        ..failed(reason::RELEASE_IN_USE)
+    };
+    let (reconciling, stalled) = (Some(conditions::RECONCILING), Some(conditions::STALLED));
+    for (case, mut fixture, expected) in [
+        ("installed", reported(installed_report()), None),
+        (
+            "failed",
+            reported(failed(reason::UPGRADE_FAILED)),
+            reconciling,
+        ),
+        (
+            "not reported",
+            fixture().with_placements(&HERE),
+            reconciling,
+        ),
+        ("earlier refusal", reported(older_generation), reconciling),
+        ("refused", reported(failed(reason::RELEASE_IN_USE)), stalled),
+        ("paused", reported(paused), None),
+        (
+            "silent",
+            reported(installed_report()).disconnected("edge-1"),
+            reconciling,
+        ),
+        ("no account", no_account, stalled),
+        ("full", full, stalled),
+        ("no Secret", unresolved("SecretNotFound"), reconciling),
+        ("closed Secret", unresolved("SecretNotAllowed"), stalled),
+        (
+            "closed member",
+            unresolved(reason::NAMESPACE_NOT_ALLOWED),
+            stalled,
+        ),
+    ] {
+        let status = fixture.decide().status;
+        let ready = conditions::find(&status.conditions, READY).unwrap();
+        let shown: Vec<&str> = [conditions::RECONCILING, conditions::STALLED]
+            .into_iter()
+            .filter(|type_| {
+                let found = conditions::find(&status.conditions, type_);
+                found.is_some_and(|found| found.reason == ready.reason)
+            })
+            .collect();
+        assert_eq!(shown, Vec::from_iter(expected), "{case}");
+        fixture.object.status = Some(status.clone());
+        assert_eq!(fixture.decide().status, status, "{case}");
     }
 }
 
@@ -439,6 +559,7 @@ fn renamed_cluster_is_same_place() {
         sites: vec![fixture.site(placement("edge-1", false))],
         deletion: None,
         drift_check_seconds: 60,
+        repair: None,
         now: Timestamp::UNIX_EPOCH,
     };
     let decision = decide(&view);

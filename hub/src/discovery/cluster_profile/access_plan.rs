@@ -71,7 +71,7 @@ pub(super) fn plan(
     }
     let Some(file) = file else {
         return Err(Unresolved {
-            reason: reason::MULTICLUSTER_DISABLED,
+            reason: reason::PROVIDER_NOT_CONFIGURED,
             message: format!(
                 "{origin} cannot be reached: this hub has no access providers; name a file of them with --clusterprofile-provider-file"
             ),
@@ -96,10 +96,13 @@ pub(super) fn plan(
         } else {
             names.join(", ")
         };
-        return Err(failed(format!(
-            "none of its access providers ({names}) is in the hub's provider file ({}); add one there",
-            file.names()
-        )));
+        return Err(Unresolved {
+            reason: reason::MULTICLUSTER_DISABLED,
+            message: format!(
+                "{origin}: none of its access providers ({names}) is in the hub's provider file ({}); add one there",
+                file.names()
+            ),
+        });
     };
     build_plan(provider, cluster, policy)
         .map_err(|problem| failed(format!("access provider {}: {problem}", provider.name)))
@@ -362,10 +365,10 @@ mod tests {
     }
 
     #[test]
-    fn without_a_provider_file_multicluster_is_disabled() {
+    fn missing_provider_file_is_not_configured() {
         let profile = ready_profile(json!({"server": "https://a"}));
         let problem = plan(&profile, None, &Policy::default()).unwrap_err();
-        assert_eq!(problem.reason, "MulticlusterDisabled");
+        assert_eq!(problem.reason, "AccessProviderNotConfigured");
         assert!(
             problem.message.contains("--clusterprofile-provider-file"),
             "{problem:?}"
@@ -377,7 +380,7 @@ mod tests {
     fn missing_common_access_provider_names_both_sides() {
         let profile = ready_profile(json!({"server": "https://a"}));
         let problem = plan_with(&profile, provider("b")).unwrap_err();
-        assert_eq!(problem.reason, "AccessProviderFailed");
+        assert_eq!(problem.reason, "MulticlusterDisabled");
         assert!(problem.message.contains("fleet/edge-1"), "{problem:?}");
         assert!(
             problem.message.contains("(a)") && problem.message.contains("(b)"),

@@ -26,8 +26,9 @@ pub(super) const API: ApiKind = ApiKind {
 pub(super) struct Profile {
     pub origin: Origin,
     pub uid: String,
-    /// The member name.
+    /// The member name, and whether an annotation sets it.
     pub member: String,
+    pub is_renamed: bool,
     pub since: Option<jiff::Timestamp>,
     /// Why the condition is missing or not `True`.
     pub unready: Option<String>,
@@ -44,6 +45,7 @@ impl Profile {
             return None;
         }
         let status = object.data.get("status").unwrap_or(&Value::Null);
+        let renamed = object.annotations().get(names::MEMBER_NAME_ANNOTATION);
         Some(Self {
             origin: Origin {
                 kind: SourceKind::ClusterProfile,
@@ -51,11 +53,8 @@ impl Profile {
                 name: name.clone(),
             },
             uid: meta.uid.clone().unwrap_or_default(),
-            member: object
-                .annotations()
-                .get(names::MEMBER_NAME_ANNOTATION)
-                .cloned()
-                .unwrap_or(name),
+            is_renamed: renamed.is_some(),
+            member: renamed.cloned().unwrap_or(name),
             since: meta.creation_timestamp.as_ref().map(|time| time.0),
             unready: unready(status),
             access: access(status),

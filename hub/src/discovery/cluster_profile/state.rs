@@ -297,7 +297,7 @@ impl ProfileState {
             // Keep the previous message until there is an outcome.
             (None, None) => self.last_problem.clone(),
             (Some(problem), Some(working))
-                if problem.reason == reason::ACCESS_FAILED
+                if keeps_previous_access(problem.reason)
                     && !self.rejected
                     && working
                         .lifetime
@@ -325,6 +325,15 @@ impl ProfileState {
         (expires_at > now && (self.failure.is_some() || self.desired_plan.is_err()))
             .then_some(expires_at)
     }
+}
+
+/// Returns whether earlier access stays in use. The profile stays ready with these problems, and only the hub's
+/// side is at fault.
+fn keeps_previous_access(problem: &str) -> bool {
+    matches!(
+        problem,
+        reason::ACCESS_FAILED | reason::MULTICLUSTER_DISABLED
+    )
 }
 
 #[cfg(test)]
@@ -576,8 +585,10 @@ mod tests {
             })
         };
         let mut state = state_after_run(CredentialLifetime::default());
-        state.set_plan(unresolved(reason::ACCESS_FAILED));
-        assert_eq!(reasons(&mut state, 110), ("ok", "RemoteClusterStale"));
+        for problem in [reason::ACCESS_FAILED, reason::MULTICLUSTER_DISABLED] {
+            state.set_plan(unresolved(problem));
+            assert_eq!(reasons(&mut state, 110), ("ok", "RemoteClusterStale"));
+        }
         state.set_plan(unresolved(reason::PROFILE_NOT_READY));
         assert_eq!(reasons(&mut state, 110), ("ClusterProfileNotReady", ""));
         assert_eq!(state.due(at(110)), DueWork::Nothing);

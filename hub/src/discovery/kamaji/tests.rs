@@ -6,6 +6,7 @@ use crate::discovery::object_and_secret::tests::{deleting, object};
 fn kamaji() -> Kamaji {
     Kamaji {
         key: "admin.conf".to_owned(),
+        generator: None,
     }
 }
 
@@ -83,4 +84,35 @@ fn kamajis_own_annotation_names_the_key() {
     let annotation = (KEY_ANNOTATION.to_owned(), "super-admin.svc".to_owned());
     plane.metadata.annotations = Some([annotation].into());
     assert_eq!(kamaji().read(&plane).key, "super-admin.svc");
+}
+
+#[test]
+fn generator_replaces_secret_and_key() {
+    let generated = Kamaji {
+        generator: Some("krypton".to_owned()),
+        ..kamaji()
+    };
+    // The annotation names a key of the Secret in the status.
+    let plane = object("a", &[KEY_ANNOTATION], with_status("Ready"));
+    let fields = generated.read(&plane);
+    assert_eq!(fields.secret.as_deref(), Some("a-krypton"));
+    assert_eq!(fields.key, "value");
+    let selector = |kamaji: &Kamaji| kamaji.secrets().label_selector.unwrap();
+    let (admin, krypton) = (
+        "kamaji.clastix.io/component=admin-kubeconfig",
+        "kamaji.clastix.io/managed-by=krypton",
+    );
+    assert_eq!(selector(&kamaji()), admin);
+    assert_eq!(selector(&generated), krypton);
+    for (label, by_status, by_generator) in [
+        (admin, true, false),
+        (krypton, false, true),
+        ("kamaji.clastix.io/managed-by=other", false, false),
+    ] {
+        let (key, value) = label.split_once('=').unwrap();
+        let mut secret = Secret::default();
+        secret.metadata.labels = Some([(key.to_owned(), value.to_owned())].into());
+        assert_eq!(kamaji().may_pair(&secret), by_status, "{label}");
+        assert_eq!(generated.may_pair(&secret), by_generator, "{label}");
+    }
 }

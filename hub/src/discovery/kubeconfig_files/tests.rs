@@ -2,6 +2,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::*;
 use crate::discovery::object_and_secret::tests::kubeconfig;
+use crate::discovery::testkit::file_origin;
 
 /// A directory, and the result of its last poll.
 struct Directory {
@@ -28,13 +29,17 @@ impl Directory {
     fn poll(&mut self) -> Vec<String> {
         let result = poll(self.folder.path(), &Policy::default(), &self.last_poll);
         self.last_poll = result.unwrap();
-        let names = self.last_poll.files.values();
-        names.map(|file| file.source.member.clone()).collect()
+        let sources = self.last_poll.sources();
+        sources.map(|source| source.member.clone()).collect()
+    }
+
+    /// The source of a file's current context.
+    fn source(&self, name: &str) -> &Arc<Source> {
+        &self.last_poll.files[&self.path(name)].sources[0]
     }
 
     fn access(&self, name: &str) -> Result<String, String> {
-        let access = &self.last_poll.files[&self.path(name)].source.access;
-        match access {
+        match &self.source(name).access {
             Ok(access) => Ok(access.server.clone()),
             Err(error) => Err(error.message.clone()),
         }
@@ -56,9 +61,7 @@ fn directory_file_becomes_member_named_before_first_dot() {
         directory.access("b.kubeconfig").unwrap(),
         "https://one:6443"
     );
-    let origin = &directory.last_poll.files[&directory.path("b.kubeconfig")]
-        .source
-        .origin;
+    let origin = &directory.source("b.kubeconfig").origin;
     assert_eq!(origin.kind, SourceKind::File);
     assert_eq!(Path::new(&origin.name), directory.path("b.kubeconfig"));
 }
@@ -70,12 +73,12 @@ fn rewritten_file_is_reread_and_fault_stays_local() {
     directory.write("b.yaml", &kubeconfig("https://two:6443"));
     directory.poll();
     directory.poll();
-    let before = Arc::clone(&directory.last_poll.files[&directory.path("b.yaml")].source);
+    let before = Arc::clone(directory.source("b.yaml"));
     directory.write("a.yaml", "apiVersion: v1\nkind: Conf");
     assert_eq!(directory.poll(), ["a", "b"]);
     let error = directory.access("a.yaml").unwrap_err();
     assert!(error.contains("a.yaml"), "{error}");
-    let after = &directory.last_poll.files[&directory.path("b.yaml")].source;
+    let after = directory.source("b.yaml");
     assert!(Arc::ptr_eq(&before, after), "what is as it was is not read");
     directory.write("a.yaml", &kubeconfig("https://three:6443"));
     directory.poll();
@@ -141,7 +144,7 @@ fn single_file_path_is_member_until_deleted() {
     let (path, policy) = (directory.path("admin"), Policy::default());
     poll(&directory.path("other"), &policy, &PollResult::default()).unwrap_err();
     let previous = poll(&path, &policy, &PollResult::default()).unwrap();
-    assert_eq!(previous.files[&path].source.member, "admin");
+    assert_eq!(previous.files[&path].sources[0].member, "admin");
     fs::remove_file(&path).unwrap();
     let after_deletion = poll(&path, &policy, &previous).unwrap();
     assert!(after_deletion.files.is_empty());
@@ -172,10 +175,10 @@ fn oversized_irregular_or_excess_file_is_not_read() {
             .unwrap_err()
             .contains("not a file")
     );
-    for number in 0..FILES_MAX {
+    for number in 0..CONTEXTS_MAX {
         directory.write(&format!("c-{number}.yaml"), "");
     }
-    assert_eq!(directory.poll().len(), FILES_MAX);
+    assert_eq!(directory.poll().len(), CONTEXTS_MAX);
     assert!(directory.last_poll.exceeds_limit);
 }
 
@@ -194,13 +197,108 @@ fn unreadable_directory_error_names_directory() {
 #[test]
 fn path_covers_itself_and_direct_children() {
     let files = KubeconfigFiles::new(Path::new("/mounted/here"), Policy::default());
-    let origin = |name: &str| Origin {
-        kind: SourceKind::File,
-        namespace: None,
-        name: name.to_owned(),
-    };
-    assert!(files.covers(&origin("/mounted/here")));
-    assert!(files.covers(&origin("/mounted/here/a.yaml")));
-    assert!(!files.covers(&origin("/mounted/here/deeper/a.yaml")));
-    assert!(!files.covers(&origin("/mounted/hereafter")));
+    for (name, is_covered) in [
+        ("/mounted/here", true),
+        ("/mounted/here+context", true),
+        ("/mounted/here/a.yaml", true),
+        ("/mounted/here/a.yaml+arn:b/c", true),
+        ("/mounted/here/a+b.yaml+c+d/e", true),
+        ("/mounted/here/deeper/a.yaml", false),
+        ("/mounted/here/deep+er/a.yaml", false),
+        ("/mounted/hereafter", false),
+    ] {
+        assert_eq!(files.covers(&file_origin(name)), is_covered, "{name}");
+    }
+}
+
+/// A kubeconfig whose current context is `c`, with further contexts, each with the name of its cluster entry.
+fn with_contexts(others: &[(&str, &str)]) -> String {
+    let mut document: serde_json::Value =
+        serde_json::from_str(&kubeconfig("https://one:6443")).unwrap();
+    let contexts = document["contexts"].as_array_mut().unwrap();
+    contexts.extend(others.iter().map(|(name, cluster)| {
+        serde_json::json!({"name": name, "context": {"cluster": cluster, "user": "u"}})
+    }));
+    document.to_string()
+}
+
+#[test]
+fn each_context_is_a_source_of_its_own() {
+    let mut directory = Directory::new();
+    let arn = "arn:aws:eks:eu-central-1:1234:cluster/Edge_1";
+    directory.write(
+        "a.prod.yaml",
+        &with_contexts(&[("z", "c"), (arn, "c"), ("bad", "missing")]),
+    );
+    let expected = [
+        "a",
+        "a-arn-aws-eks-eu-central-1-1234-cluster-edge-1",
+        "a-bad",
+        "a-z",
+    ];
+    assert_eq!(directory.poll(), expected);
+    let sources: Vec<_> = directory.last_poll.sources().collect();
+    let path = directory.path("a.prod.yaml").display().to_string();
+    let origin = |source: &Source| source.origin.name.clone();
+    assert_eq!(origin(sources[0]), path);
+    assert_eq!(origin(sources[1]), format!("{path}+{arn}"));
+    let bad = sources[2].access.as_ref().unwrap_err();
+    assert_eq!(bad.reason, reason::KUBECONFIG_INVALID);
+    assert!(bad.message.contains("a.prod.yaml+bad"), "{bad:?}");
+    for good in [0, 1, 3] {
+        assert!(sources[good].access.is_ok(), "{good}");
+    }
+
+    // A context that disappears leaves the others.
+    directory.write("a.prod.yaml", &with_contexts(&[("z", "c")]));
+    assert_eq!(directory.poll(), ["a", "a-z"]);
+}
+
+#[test]
+fn unreadable_file_keeps_its_known_contexts() {
+    let mut directory = Directory::new();
+    directory.write("a.yaml", &with_contexts(&[("b", "c")]));
+    assert_eq!(directory.poll(), ["a", "a-b"]);
+    let no_current = kubeconfig("https://one:6443").replace("current-context", "extensions");
+    for unreadable in ["", "apiVersion: v1\nkind: Conf", &no_current] {
+        directory.write("a.yaml", unreadable);
+        assert_eq!(directory.poll(), ["a", "a-b"], "{unreadable}");
+        for source in directory.last_poll.sources() {
+            let problem = source.access.as_ref().unwrap_err();
+            assert!(problem.message.contains("a.yaml: "), "{problem:?}");
+        }
+    }
+    directory.write("a.yaml", &with_contexts(&[]));
+    assert_eq!(directory.poll(), ["a"]);
+    assert!(directory.access("a.yaml").is_ok());
+}
+
+#[test]
+fn limit_applies_to_contexts_of_all_files() {
+    let names: Vec<String> = (0..CONTEXTS_MAX)
+        .map(|number| format!("{number:04}"))
+        .collect();
+    let contexts: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "c")).collect();
+    let mut directory = Directory::new();
+    directory.write("a.yaml", &with_contexts(&contexts[1..]));
+    directory.write("b.yaml", "");
+    let members = directory.poll();
+    assert_eq!(members.len(), CONTEXTS_MAX);
+    assert!(members.iter().all(|member| member.starts_with('a')));
+    assert!(directory.last_poll.exceeds_limit);
+    fs::remove_file(directory.path("b.yaml")).unwrap();
+    assert_eq!(directory.poll().len(), CONTEXTS_MAX);
+    assert!(!directory.last_poll.exceeds_limit);
+}
+
+#[test]
+fn context_that_does_not_fit_has_its_digest() {
+    let (long, control) = ("x".repeat(300), "a\nb");
+    for context in [long.as_str(), control] {
+        let (origin, member) = context_names("/d/a.yaml", "a", context);
+        let digest = origin.strip_prefix("/d/a.yaml+").unwrap();
+        assert_eq!(digest.len(), DIGEST_CHARACTERS);
+        assert_eq!(member, format!("a-{digest}"));
+    }
+    assert_eq!(context_names("/d/a.yaml", "a", "-ä B-").1, "a-b");
 }

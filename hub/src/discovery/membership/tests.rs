@@ -1,11 +1,13 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use krypton_types::kubeconfig::{self, Policy};
 use proptest::prelude::*;
 
 use super::*;
-use crate::discovery::Listing;
-use crate::discovery::testkit::{self, FixedProvider, listing, origin};
+use crate::discovery::object_and_secret::tests::kubeconfig;
+use crate::discovery::testkit::{self, FixedProvider, file_origin, listing, origin};
+use crate::discovery::{Listing, MemberPrefixes};
 
 fn source(origin: Origin, member: &str, since: Option<i64>) -> Source {
     Source {
@@ -222,6 +224,66 @@ fn only_new_name_waits_for_unlisted_providers() {
     let providers = [from_one(), running("two", troubled)];
     let decided = decide_with(&providers, &Bound::new(), &none, true);
     assert!(decided.members.contains_key("edge"));
+}
+
+#[test]
+fn prefix_resolves_conflict_and_keeps_bound_names() {
+    let secret = origin("one", "edge");
+    let plane = Origin {
+        kind: SourceKind::TenantControlPlane,
+        ..origin("two", "edge")
+    };
+    let decide_with_prefix = |prefix: &str, bound: &Bound| {
+        let prefixes = [(SourceKind::TenantControlPlane, prefix.to_owned())];
+        let prefixes = Arc::new(MemberPrefixes::from(prefixes));
+        let providers = [("one", &secret), ("two", &plane)].map(|(namespace, origin)| {
+            let source = Source {
+                is_renamed: false,
+                ..source(origin.clone(), "edge", Some(1))
+            };
+            RunningProvider {
+                prefixes: Arc::clone(&prefixes),
+                ..running(namespace, listing([source]))
+            }
+        });
+        decide(&providers, bound)
+    };
+    let mut bindings = bound("edge", &secret);
+    let conflict = decide_with_prefix("", &bindings);
+    assert_eq!(conflict.refused[&plane].reason(), "NameTaken");
+    let resolved = decide_with_prefix("k-", &bindings);
+    assert_eq!(member(&resolved, "edge").as_ref(), Some(&secret));
+    assert_eq!(member(&resolved, "k-edge").as_ref(), Some(&plane));
+
+    bindings.extend(bound("k-edge", &plane));
+    for prefix in ["", "k-", "z-"] {
+        let decided = decide_with_prefix(prefix, &bindings);
+        assert!(decided.members.keys().eq(["edge", "k-edge"]), "{prefix}");
+        assert!(decided.gone.is_empty() && decided.refused.is_empty());
+    }
+}
+
+#[test]
+fn context_of_unreadable_file_is_not_gone() {
+    let bindings = bound("edge", &file_origin("/d/a+b.yaml+arn:c/d"));
+    let decide_with = |file: &str, is_readable: bool| {
+        let mut source = source(file_origin(file), "other", None);
+        if is_readable {
+            let text = kubeconfig("https://a:6443");
+            let access = kubeconfig::parse(text.as_bytes(), &Policy::default());
+            source.access = Ok(Arc::new(access.unwrap()));
+        }
+        let running = RunningProvider::new(Arc::new(FixedProvider(None)), listing([source]));
+        decide(&[running], &bindings)
+    };
+    let unread = decide_with("/d/a+b.yaml", false);
+    assert_eq!(unread.unseen["edge"].reason, reason::KUBECONFIG_INVALID);
+    assert!(unread.gone.is_empty() && unread.members.contains_key("other"));
+    for (file, is_readable) in [("/d/a+b.yaml", true), ("/d/b.yaml", false)] {
+        let gone = decide_with(file, is_readable);
+        assert_eq!(gone.gone["edge"].reason, reason::SOURCE_GONE, "{file}");
+        assert!(gone.unseen.is_empty());
+    }
 }
 
 const NAMESPACES: [&str; 3] = ["one", "two", "three"];

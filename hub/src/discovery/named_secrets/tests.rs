@@ -10,6 +10,7 @@ fn provider(references: SecretReferences) -> NamedSecrets {
         states: watch::channel(Arc::default()).0,
         label: "there".to_owned(),
         key: "kubeconfig".to_owned(),
+        prefix: "s-".to_owned(),
         policy: Policy::default(),
     }
 }
@@ -55,7 +56,7 @@ async fn named_secret_becomes_member_if_trusted_or_open() {
         let entry = entry(Some(Some(secret(labels))), None);
         let (state, source) = provider.read(&name(), &reference, &entry);
         let expected = SecretState::Present {
-            member: "admin".to_owned(),
+            member: "s-admin".to_owned(),
             open: is_open,
         };
         assert_eq!(state, Some(expected), "{labels:?}");

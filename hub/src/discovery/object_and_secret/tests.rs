@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::discovery::cluster_api::ClusterApi;
+use crate::discovery::kamaji::Kamaji;
 
 /// A kubeconfig that is good.
 pub(in crate::discovery) fn kubeconfig(server: &str) -> String {
@@ -153,9 +154,45 @@ fn unchanged_object_and_secret_are_not_reread() {
 }
 
 #[test]
+fn paused_secret_suspends_its_cluster() {
+    let kamaji = Kamaji {
+        key: "admin.conf".to_owned(),
+        generator: None,
+    };
+    let status = json!({"status": {
+        "kubernetesResources": {"version": {"status": "Ready"}},
+        "kubeconfig": {"admin": {"secretName": "a-kubeconfig"}},
+    }});
+    let plane = ClusterObject::new(&object("a", &[], status), &kamaji);
+    let objects = [(key("a"), plane)].into();
+    let good = kubeconfig("https://a:6443");
+    let mut pairs = BTreeMap::new();
+    let mut read = |version: &str, annotations: &[&str]| {
+        let annotations = annotations.iter();
+        let annotations = annotations.map(|key| ((*key).to_owned(), String::new()));
+        let mut secret = secret(version, &[("admin.conf", &good)]);
+        secret.metadata.annotations = Some(annotations.collect());
+        let secrets = [(key("a-kubeconfig"), secret)].into();
+        pairs = read_pairs(&kamaji, &Policy::default(), &objects, &secrets, &pairs);
+        Arc::clone(&pairs[&key("a")].source)
+    };
+    assert_eq!(read("1", &[]).suspended, None);
+    let paused = read("2", &["kamaji.clastix.io/paused"]);
+    let reason = paused.suspended.as_deref().unwrap();
+    assert!(
+        reason.contains("TenantControlPlane fleet/a is paused"),
+        "{reason}"
+    );
+    assert!(reason.contains("on its Secret"), "{reason}");
+    assert!(paused.access.is_ok());
+    assert_eq!(read("3", &[]).suspended, None);
+}
+
+#[test]
 fn annotation_overrides_member_name() {
     let mut renamed = object("a", &[], Value::Null);
     let annotation = (names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned());
     renamed.metadata.annotations = Some([annotation].into());
-    assert_eq!(ClusterObject::new(&renamed, &ClusterApi).member, "paris");
+    let object = ClusterObject::new(&renamed, &ClusterApi);
+    assert_eq!((object.member.as_str(), object.is_renamed), ("paris", true));
 }

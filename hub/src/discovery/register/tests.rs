@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::discovery::Listing;
-use crate::discovery::testkit::{FixedProvider, listing, origin, source};
+use crate::discovery::testkit::{FixedProvider, file_origin, listing, origin, source};
+use crate::discovery::{Listing, MemberPrefixes, Source, SourceKind};
 
 fn running(sources: Option<&[(&str, &str, &str)]>) -> RunningProvider {
     let listing = sources.map_or_else(Listing::default, |sources| {
@@ -107,4 +107,42 @@ fn register_round_trips_and_rubbish_reads_as_empty() {
     let register = register.next(&[&both], &BTreeSet::new(), &bound(&["a", "c"]));
     assert_eq!(Register::from_json(&register.to_json()), register);
     assert_eq!(Register::from_json("{rubbish"), Register::default());
+}
+
+fn dismissed_entry(name: &str, origin: &Origin) -> Register {
+    let entry = ((name.to_owned(), origin.clone()), String::new());
+    Register {
+        entries: [entry].into(),
+        ..Register::default()
+    }
+}
+
+#[test]
+fn dismissed_member_stays_away_when_prefix_changes() {
+    let edge = origin("krypton", "edge");
+    let register = dismissed_entry("k-edge", &edge);
+    for (is_renamed, remaining) in [(false, 1), (true, 0)] {
+        let source = Source {
+            is_renamed,
+            ..source(edge.clone(), "edge")
+        };
+        let prefixes = MemberPrefixes::from([(SourceKind::Secret, "z-".to_owned())]);
+        let running = RunningProvider {
+            prefixes: Arc::new(prefixes),
+            ..RunningProvider::new(Arc::new(FixedProvider(None)), listing([source]))
+        };
+        let next = register.next(&[&running], &BTreeSet::new(), &bound(&[]));
+        assert_eq!(next.dismissed(&bound(&[])).len(), remaining, "{is_renamed}");
+    }
+}
+
+#[test]
+fn unreadable_file_keeps_its_contexts_dismissed() {
+    let register = dismissed_entry("edge", &file_origin("/d/a.yaml+b"));
+    for (file, remaining) in [("/d/a.yaml", 1), ("/d/b.yaml", 0)] {
+        let sources = listing([source(file_origin(file), "other")]);
+        let running = RunningProvider::new(Arc::new(FixedProvider(None)), sources);
+        let next = register.next(&[&running], &BTreeSet::new(), &bound(&[]));
+        assert_eq!(next.entries.len(), remaining, "{file}");
+    }
 }

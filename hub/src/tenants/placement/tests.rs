@@ -504,6 +504,17 @@ fn ready_takes_placement_reason_without_member_report() {
     let ready = conditions::find(&status.conditions, conditions::READY).unwrap();
     assert_eq!(ready.message, waiting_for("edge-1").message);
     assert_eq!(status.last_message, Some(ready.message));
+    let foreign = State::new(Truth::False, reason::BELONGS_TO_ANOTHER, "not this one");
+    for (placed, type_) in [
+        (waiting_for("edge-1"), conditions::RECONCILING),
+        (foreign, conditions::STALLED),
+    ] {
+        set_condition(&mut status, Some(&placed), 1, now);
+        let found = conditions::find(&status.conditions, type_).unwrap();
+        assert_eq!(found.message, placed.message);
+        // `Ready`, `Placed`, and one of the two.
+        assert_eq!(status.conditions.len(), 3, "{status:?}");
+    }
     set_condition(&mut status, None, 1, now);
     assert_eq!(
         conditions::find(&status.conditions, conditions::PLACED),

@@ -1,4 +1,4 @@
-//! The members' next steps in the Tenant's status.
+//! The members' next steps in the Tenant's status, and what they mean for the whole Tenant.
 
 use krypton_types::tenant::{UpcomingStep, UpcomingStepKind};
 
@@ -11,6 +11,13 @@ fn retry(second: i64) -> Option<UpcomingStep> {
 fn failing(second: i64) -> TenantReport {
     TenantReport {
         next: retry(second),
+        ..report(Truth::False, reason::INSTALL_FAILED)
+    }
+}
+
+fn given_up() -> TenantReport {
+    TenantReport {
+        next: UpcomingStep::at_second(UpcomingStepKind::GivenUp, None, 3),
         ..report(Truth::False, reason::INSTALL_FAILED)
     }
 }
@@ -55,7 +62,11 @@ fn next_step_is_listed_until_cause_ends() {
 fn listed_members_show_next_step_with_summary() {
     let members: BTreeMap<Arc<str>, MemberView> = (0..60)
         .map(|number| {
-            let view = member_view(ReportState::Complete, Some(failing(number)));
+            let report = match number {
+                59 => given_up(),
+                _ => failing(number),
+            };
+            let view = member_view(ReportState::Complete, Some(report));
             (format!("edge-{number:02}").into(), view)
         })
         .collect();
@@ -63,4 +74,42 @@ fn listed_members_show_next_step_with_summary() {
     assert_eq!(status.summary.unwrap().not_ready, 60);
     assert_eq!(status.next_steps.len(), 20);
     assert_eq!(UpcomingStep::from_status(&status, "edge-07"), retry(7));
+    // The member that gave up is not among the listed ones.
+    assert!(condition(&status, conditions::STALLED).is_some());
+}
+
+#[test]
+fn unready_tenant_is_reconciling_stalled_or_paused() {
+    let installed = report(Truth::True, reason::INSTALLED);
+    let (retrying, given_up) = (failing(100), given_up());
+    let in_use = report(Truth::False, reason::RELEASE_IN_USE);
+    let mut paused = failing(100);
+    paused.state.progress = Some(State::new(Truth::False, reason::PAUSED, ""));
+    for (on_home, on_edge, expected) in [
+        (&installed, &installed, None),
+        (&installed, &retrying, Some(conditions::RECONCILING)),
+        (&installed, &paused, None),
+        (&paused, &retrying, Some(conditions::RECONCILING)),
+        (&retrying, &given_up, Some(conditions::STALLED)),
+        (&paused, &given_up, Some(conditions::STALLED)),
+        (&in_use, &installed, Some(conditions::STALLED)),
+    ] {
+        let mut acme = tenant();
+        let members = complete_views(&[
+            (names::SELF_CLUSTER, Some(on_home.clone())),
+            ("edge-1", Some(on_edge.clone())),
+        ]);
+        let status = decide_once(&acme, &members, false);
+        let shown: Vec<&str> = [conditions::RECONCILING, conditions::STALLED]
+            .into_iter()
+            .filter(|type_| {
+                let found = conditions::find(&status.conditions, type_);
+                let message = found.map(|found| found.message);
+                message.is_some_and(|message| status.last_message == Some(message))
+            })
+            .collect();
+        assert_eq!(shown, Vec::from_iter(expected), "{on_home:?} {on_edge:?}");
+        acme.status = Some(status.clone());
+        assert_eq!(decide_once(&acme, &members, false), status);
+    }
 }

@@ -250,13 +250,31 @@ impl Regions {
         waiting.await.unwrap();
     }
 
-    pub(crate) async fn wait_for_events(&self, namespace: &str, name: &str, reasons: &[&str]) {
+    async fn events(&self, namespace: &str, name: &str) -> Result<Vec<Event>> {
         let events: Api<Event> = Api::namespaced(self.home.client(), namespace);
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=KryptonDeployment,involvedObject.name={name}"
         ));
+        Ok(events.list(&params).await?.items)
+    }
+
+    /// Waits for an event with this reason and a message that contains this text.
+    pub(crate) async fn wait_for_event(&self, key: (&str, &str), reason: &str, text: &str) {
+        let waiting = eventually("the event", async || {
+            let mut all = self.events(key.0, key.1).await?;
+            all.retain(|event| event.reason.as_deref() == Some(reason));
+            let messages: Vec<String> = all.into_iter().filter_map(|event| event.message).collect();
+            match messages.iter().any(|message| message.contains(text)) {
+                true => Ok(Some(())),
+                false => bail!("{reason}: {messages:?}"),
+            }
+        });
+        waiting.await.unwrap();
+    }
+
+    pub(crate) async fn wait_for_events(&self, namespace: &str, name: &str, reasons: &[&str]) {
         let waiting = eventually("the events", async || {
-            let all = events.list(&params).await?.items;
+            let all = self.events(namespace, name).await?;
             let recorded: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
             let missing = reasons
                 .iter()

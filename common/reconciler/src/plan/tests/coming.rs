@@ -28,7 +28,7 @@ fn failed_run_announces_retry_or_giving_up() {
         (Action::Helm(Run::Upgrade), None)
     );
 
-    w.policy.retries = Some(1);
+    w.desired.handling.retries = Some(1);
     w.memory.failure.as_mut().unwrap().attempts = 2;
     assert_eq!(
         w.plan().next,

@@ -314,6 +314,29 @@ fn retired_member_uninstalls_deployments_without_acknowledging() {
 }
 
 #[test]
+fn repeatedly_failed_check_is_an_error_of_deployments() {
+    let mut w = world().deployed();
+    w.desired.drift.mode = DriftMode::Heal;
+    let error = |plan: &Plan| plan.state.error.clone().unwrap();
+    for _ in 0..2 {
+        w.memory.record_failed_check(1, "denied".to_owned());
+        assert_eq!(error(&w.plan_order(&order())).truth, Truth::False);
+    }
+    w.memory.record_failed_check(1, "denied".to_owned());
+    let plan = w.plan_order(&order());
+    let failed = error(&plan);
+    assert_eq!(failed.truth, Truth::True);
+    assert_eq!(failed.reason, reason::HEALTH_CHECK_FAILED);
+    assert!(failed.message.ends_with(": denied"), "{failed:?}");
+    assert_eq!(ready(&plan).0, Truth::True);
+    assert!(plan.drift.is_some(), "the next check follows");
+    assert_eq!(error(&w.plan()).truth, Truth::False, "a Tenant");
+    // The next revision has its own checks.
+    w.memory.record_failed_check(2, "denied".to_owned());
+    assert_eq!(error(&w.plan_order(&order())).truth, Truth::False);
+}
+
+#[test]
 fn fleet_policy_controls_drift_checks() {
     let mut w = world().deployed();
     w.desired.drift.mode = DriftMode::Heal;

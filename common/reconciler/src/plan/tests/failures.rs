@@ -1,6 +1,7 @@
 //! Tests of failed attempts: back-off, giving up and rollback.
 
 use krypton_types::desired::crd_policy::CrdPolicy;
+use krypton_types::desired::handling::Remediation;
 
 use super::*;
 
@@ -41,7 +42,7 @@ fn crd_policy_or_cluster_change_skips_back_off() {
     assert_eq!(w.action(), Action::Helm(Run::Upgrade));
     // A given-up release starts again, too.
     let mut w = world_deployed_then_upgrading_fails();
-    w.policy.retries = Some(0);
+    w.desired.handling.retries = Some(0);
     w.now = w.after(100_000);
     assert_eq!(w.action(), Action::Nothing);
     w.memory.cluster_changed();
@@ -63,7 +64,7 @@ fn upgrade_out_of_retries_waits_for_change() {
     let mut w = world_deployed_then_upgrading_fails();
     w.now = w.after(10_000);
     assert_eq!(w.action(), Action::Helm(Run::Upgrade));
-    w.policy.retries = Some(1);
+    w.desired.handling.retries = Some(1);
     assert_eq!(w.action(), Action::Helm(Run::Upgrade), "one retry is left");
     w.memory.failure.as_mut().unwrap().attempts = 2;
     let plan = w.plan();
@@ -81,7 +82,7 @@ fn upgrade_out_of_retries_waits_for_change() {
 #[test]
 fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
     let mut w = world_deployed_then_upgrading_fails();
-    w.policy.remediation = Remediation::Rollback;
+    w.desired.handling.remediation = Remediation::Rollback;
     assert_eq!(w.action(), Action::Nothing, "it may yet succeed");
     w.memory.failure.as_mut().unwrap().permanent = true;
     assert_eq!(w.action(), Action::Rollback(1));
