@@ -25,8 +25,8 @@ use crate::objects::Scope;
 use crate::program::{Program, pods_of};
 use crate::render::{CommandOutput, OutputFormat, encode};
 use crate::statement::{self, Line, Mark, StatementFormat};
-use clock::LocalClock;
 
+pub(crate) use clock::LocalClock;
 pub(crate) use edge::connection_defect;
 
 #[derive(Clone, Debug, Args)]
@@ -51,6 +51,7 @@ pub(super) async fn run(
     let clock = LocalClock::start(now);
     let bundle = args.bundle.as_deref().map(edge::read).transpose()?;
     let cluster = target.connect().await?;
+    let now = clock.now();
     let lines = match &bundle {
         Some(bundle) => {
             let mut lines = check_before_installation(&cluster, Program::Agent, Some(clock)).await;
@@ -167,8 +168,7 @@ async fn check_hub(home: &Connection, namespaces: &[String], now: Timestamp) -> 
         && let Some(account) = pods.iter().find_map(account_of)
     {
         let rights = rights::of_hub(home, namespace, account).await;
-        let account = format!("{namespace}/{account}");
-        lines.push(findings::hub_rights(&account, &rights));
+        lines.push(findings::hub_rights((namespace, account), &rights));
     }
     lines
 }

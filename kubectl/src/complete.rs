@@ -162,7 +162,7 @@ fn value_completion(arg: &Arg) -> Completion {
         Some("namespace" | "hub-namespace") => Completion::Namespaces,
         Some("on") => Completion::ObjectNames(Kind::Cluster),
         Some("context" | "agent-context") => Completion::Contexts,
-        Some("kubeconfig" | "file" | "chart" | "values" | "helm") => Completion::Files,
+        Some("kubeconfig" | "file" | "bundle" | "chart" | "values" | "helm") => Completion::Files,
         _ => Completion::Nothing,
     }
 }

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use krypton_types::tenant::TenantKey;
 use serde_json::{Value, json};
 
+use crate::check::LocalClock;
 use crate::debug_port::parse_loopback_address;
 use crate::error::KubectlError;
 use crate::home::Target;
@@ -48,7 +49,9 @@ pub(super) async fn run(
         let reason = "--on is for a Tenant; a cluster or KryptonDeployment is explained as a whole";
         return Err(KubectlError::usage(reason));
     }
+    let clock = LocalClock::start(now);
     let home = target.connect().await?;
+    let now = clock.now();
     let hub_namespace = target.args.hub_namespace.as_deref();
     let key = TenantKey {
         namespace: home.objects_namespace(target.args.namespace.as_deref()),

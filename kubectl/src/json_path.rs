@@ -1,7 +1,10 @@
 //! The part of kubectl's JSONPath templates that `get --output` supports: text, `{.a.b}`, `{.a[*].b}`, `{.a[0]}`,
-//! `{.a['b.c']}`, `{range .a[*]}` with `{end}`, and quoted text in braces. A missing field prints nothing.
+//! `{.a['b\.c']}`, `{range .a[*]}` with `{end}`, and quoted text in braces. A missing field prints nothing.
 
 use serde_json::Value;
+
+/// Ranges within ranges.
+const MAX_DEPTH: usize = 32;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Template(Vec<Node>);
@@ -23,7 +26,7 @@ enum Step {
 
 impl Template {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        Parser(text).nodes(false).map(Self)
+        Parser(text).nodes(0).map(Self)
     }
 
     pub(crate) fn render(&self, value: &Value) -> String {
@@ -80,8 +83,12 @@ fn apply<'v>(step: &Step, value: &'v Value) -> Vec<&'v Value> {
 struct Parser<'a>(&'a str);
 
 impl<'a> Parser<'a> {
-    /// Parses up to the end of the template, or of the range.
-    fn nodes(&mut self, in_range: bool) -> Result<Vec<Node>, String> {
+    /// Parses up to the end of the template, or of the range at this depth.
+    fn nodes(&mut self, depth: usize) -> Result<Vec<Node>, String> {
+        if depth > MAX_DEPTH {
+            return Err(format!("more than {MAX_DEPTH} ranges are in each other"));
+        }
+        let in_range = depth > 0;
         let mut nodes = Vec::new();
         loop {
             nodes.push(Node::Text(self.take_until("{").to_owned()));
@@ -89,21 +96,21 @@ impl<'a> Parser<'a> {
                 (false, ..) if in_range => return Err("{range} has no {end}".to_owned()),
                 (true, true, false) => return Err("{end} has no {range}".to_owned()),
                 (false, ..) | (true, true, true) => return Ok(nodes),
-                (true, false, _) => nodes.push(self.node()?),
+                (true, false, _) => nodes.push(self.node(depth)?),
             }
         }
     }
 
     /// Parses a part in braces.
-    fn node(&mut self) -> Result<Node, String> {
+    fn node(&mut self, depth: usize) -> Result<Node, String> {
         self.0 = self.0.trim_start();
         if self.takes("range ") {
             let path = self.path()?;
             self.expect("}")?;
-            return Ok(Node::Range(path, self.nodes(true)?));
+            return Ok(Node::Range(path, self.nodes(depth + 1)?));
         }
         let node = match self.quoted()? {
-            Some(text) => Node::Text(text),
+            Some(parts) => Node::Text(parts.join(".")),
             None => Node::Path(self.path()?),
         };
         self.expect("}")?;
@@ -117,16 +124,17 @@ impl<'a> Parser<'a> {
             if self.takes("[*]") || self.takes(".*") {
                 path.push(Step::All);
             } else if self.takes("[") {
-                path.push(match self.quoted()? {
-                    Some(name) => Step::Field(name),
+                match self.quoted()? {
+                    Some(names) => path.extend(names.into_iter().map(Step::Field)),
                     None => {
                         let index = self.take_until("]");
-                        Step::Index(index.parse().map_err(|_| unsupported(index))?)
+                        let index = index.parse().map_err(|_| unsupported(index))?;
+                        path.push(Step::Index(index));
                     }
-                });
+                }
                 self.expect("]")?;
             } else if self.takes(".") {
-                match self.take_until(" .[]{}()'\"\\") {
+                match self.take_until(" .,[]{}()$@'\"\\") {
                     "" if is_empty && self.0.starts_with('}') => {}
                     "" => return Err(unsupported(self.0)),
                     name => path.push(Step::Field(name.to_owned())),
@@ -141,13 +149,14 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses a text in quotes, or returns `None` if the next character is not a quote.
-    fn quoted(&mut self) -> Result<Option<String>, String> {
+    /// Parses a text in quotes, or returns `None` if the next character is not a quote. As in kubectl, dots without
+    /// a backslash separate fields.
+    fn quoted(&mut self) -> Result<Option<Vec<String>>, String> {
         let mut rest = self.0.chars();
         let Some(quote @ ('"' | '\'')) = rest.next() else {
             return Ok(None);
         };
-        let mut text = String::new();
+        let (mut parts, mut text) = (Vec::new(), String::new());
         loop {
             text.push(match rest.next() {
                 Some('\\') => match rest.next() {
@@ -157,12 +166,17 @@ impl<'a> Parser<'a> {
                     _ => return Err("a backslash escapes only n, t, a dot or a quote".to_owned()),
                 },
                 Some(c) if c == quote => break,
+                Some('.') => {
+                    parts.push(std::mem::take(&mut text));
+                    continue;
+                }
                 Some(c) => c,
                 None => return Err(format!("the closing {quote} is missing")),
             });
         }
         self.0 = rest.as_str();
-        Ok(Some(text))
+        parts.push(text);
+        Ok(Some(parts))
     }
 
     fn take_until(&mut self, ends: &str) -> &'a str {
@@ -189,7 +203,7 @@ impl<'a> Parser<'a> {
 
 fn unsupported(rest: &str) -> String {
     format!(
-        "{rest:?} is not supported; write text, {{.a.b}}, {{.a[*].b}}, {{.a[0]}}, {{.a['b.c']}}, {{range .a[*]}} with {{end}}, or {{\"\\n\"}}"
+        "{rest:?} is not supported; write text, {{.a.b}}, {{.a[*].b}}, {{.a[0]}}, {{.a['b\\.c']}}, {{range .a[*]}} with {{end}}, or {{\"\\n\"}}"
     )
 }
 
@@ -216,7 +230,8 @@ mod tests {
             ("{.items[*].metadata.name}", "one two"),
             ("{.items[0].metadata.name}{'\\n'}", "one\n"),
             ("{.items[1]['metadata'][\"name\"]}", "two"),
-            ("{.items[0].metadata.labels['example.org/team']}", "a"),
+            ("{.items[0]['metadata.name']}", "one"),
+            ("{.items[0].metadata.labels['example.org/team']}", ""),
             (r"{.items[0].metadata.labels['example\.org/team']}", "a"),
             ("{.items[0].spec}", r#"{"paused":false,"replicas":2}"#),
             ("{.items[*].spec.*}", "false 2 false 2"),
@@ -246,6 +261,7 @@ mod tests {
             ("{.items[-1]}", "\"-1\" is not supported"),
             ("{.a['b','c']}", "\",'c']}\" is not supported"),
             ("{.items[?(@.a==1)].b}", "\"?(@.a==1)\" is not supported"),
+            ("{.a,.b}", "\",.b}\" is not supported"),
             ("{.a | .b}", "\"| .b}\" is not supported"),
             ("{range .items[*]}{.a}", "{range} has no {end}"),
             ("{.a}{end}", "{end} has no {range}"),
@@ -255,5 +271,8 @@ mod tests {
             let error = Template::parse(template).unwrap_err();
             assert!(error.contains(expected), "{template}: {error}");
         }
+        let deep = "{range .a}".repeat(50_000);
+        let error = Template::parse(&deep).unwrap_err();
+        assert!(error.starts_with("more than 32 ranges"), "{error}");
     }
 }

@@ -35,7 +35,11 @@ true
 {{- define "krypton-hub.image" -}}
 {{- $image := .Values.image }}
 {{- if include "krypton-hub.namesOtherImage" . }}
-{{- $image = dict "registry" $image.registry "repository" "krypton-hub" "tag" "" "digest" "" }}
+{{- $repository := "krypton-hub" }}
+{{- if and (not $image.registry) (contains "/" $image.repository) }}
+{{- $repository = printf "%s/krypton-hub" (dir $image.repository) }}
+{{- end }}
+{{- $image = dict "registry" $image.registry "repository" $repository "tag" "" "digest" "" }}
 {{- end }}
 {{- include "krypton.image" (dict "Values" (dict "image" $image) "Chart" .Chart) }}
 {{- end }}

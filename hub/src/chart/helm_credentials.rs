@@ -1,6 +1,7 @@
 //! Reads the credentials of the chart repository from Helm's own files.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -55,8 +56,9 @@ pub async fn read(
                 flag: HelmCredentials::REGISTRY,
                 path: path.clone(),
             };
-            let login = (".dockerconfigjson", file.read_with_deadline().await?);
-            (file, vec![login])
+            let content = read_if_present(&file).await?;
+            let login = content.map(|content| (".dockerconfigjson", content));
+            (file, login.into_iter().collect())
         }
         HelmCredentials::Repositories(path) => {
             let file = SettingsFile {
@@ -81,12 +83,23 @@ pub async fn read(
     }
 }
 
+/// Reads a file, which Helm itself does without.
+async fn read_if_present(file: &SettingsFile) -> Result<Option<Vec<u8>>, FileError> {
+    match file.read_with_deadline().await {
+        Ok(content) => Ok(Some(content)),
+        Err(FileError::Read(_, error)) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Returns the credentials of the repository `url` under the keys of a Secret. Empty ones count as missing.
 async fn repository(
     file: &SettingsFile,
     url: &str,
 ) -> Result<Vec<(&'static str, Vec<u8>)>, HelmCredentialsError> {
-    let content = file.read_with_deadline().await?;
+    let Some(content) = read_if_present(file).await? else {
+        return Ok(Vec::new());
+    };
     let Ok(Repositories { repositories }) = serde_saphyr::from_slice(&content) else {
         return Err(HelmCredentialsError::Repositories(file.clone()));
     };
@@ -178,6 +191,7 @@ repositories:
                 Ok(true),
             ),
             (registry, r#"{"auths": {}}"#.to_owned(), Ok(false)),
+            (registry, "{}".to_owned(), Ok(false)),
             (
                 registry,
                 r#"{"auths": {"r.example.org": {}}, "credsStore": "hunter2"}"#.to_owned(),
@@ -218,6 +232,10 @@ repositories:
                 }
                 (read, _) => panic!("{content}: {read:?}"),
             }
+        }
+        for kind in [registry, repositories] {
+            let missing = kind(folder.path().join("missing"));
+            assert!(read(&missing, URL).await.unwrap().is_none());
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantStatus};
 use krypton_runtime::clock::BootTime;
-use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
+use krypton_types::conditions::{self, ClusterState, Outlook, State, Truth, reason};
 use krypton_types::names;
 use krypton_types::tenant::UpcomingStep;
 
@@ -273,7 +273,12 @@ fn aggregated(
         generation,
         now.wall,
     );
-    let outlook = members.outlook(skip);
+    // `placement::set_condition` explains the same with the new condition.
+    let placed = conditions::find(&status.conditions, conditions::PLACED);
+    let outlook = match placed.filter(|_| ready.reason == reason::NO_CLUSTERS) {
+        Some(placed) => Outlook::from_reason(&placed.reason),
+        None => members.outlook(skip),
+    };
     conditions::set_progress(&mut status.conditions, ready, outlook, generation, now.wall);
     status.phase = Some(summary.phase.to_string());
     status.last_message = Some(summary.last_message);

@@ -13,20 +13,20 @@ use crate::home::Connection;
 
 /// The clock of this machine since the start of the command, which may wait for a login.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LocalClock {
+pub(crate) struct LocalClock {
     start: Timestamp,
     started: Instant,
 }
 
 impl LocalClock {
-    pub(super) fn start(now: Timestamp) -> Self {
+    pub(crate) fn start(now: Timestamp) -> Self {
         Self {
             start: now,
             started: Instant::now(),
         }
     }
 
-    fn now(self) -> Timestamp {
+    pub(crate) fn now(self) -> Timestamp {
         let now = self.start.saturating_add(self.started.elapsed());
         now.unwrap_or(self.start)
     }

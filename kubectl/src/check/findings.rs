@@ -37,8 +37,6 @@ const CRD_REMEDY: &str = "install the hub's chart, which contains it";
 const ORIGINAL_CRD_REMEDY: &str =
     "the hub replaces it and keeps the objects; read the page before you install the hub";
 const HUB_REMEDY: &str = "look at the hub's pods and their log";
-const HUB_RIGHTS_REMEDY: &str =
-    "install the hub again: kubectl krypton install hub creates its roles";
 const CLOCK_REMEDY: &str =
     "synchronize both clocks, as the validity of tokens and certificates depends on them";
 const MEMBER_REMEDY: &str = "add one: kubectl krypton join NAME";
@@ -146,12 +144,19 @@ pub(super) fn rights(rights: &[(&str, Lookup<bool>)]) -> Line {
 }
 
 /// `rights`: each right that the hub's account needs, and whether it has it.
-pub(super) fn hub_rights(account: &str, rights: &[(String, Lookup<bool>)]) -> Line {
+pub(super) fn hub_rights(
+    (namespace, account): (&str, &str),
+    rights: &[(String, Lookup<bool>)],
+) -> Line {
+    let account = format!("{namespace}/{account}");
     match judge_rights(rights) {
         (missing, _) if !missing.is_empty() => {
             let missing = missing.join(", ");
             let text = format!("the hub's account {account} may not {missing}");
-            Line::new(Mark::Problem, text, HUB_RIGHTS_REMEDY).with_docs(RIGHTS_DOCS)
+            let remedy = format!(
+                "install its roles again: kubectl krypton install hub --hub-namespace {namespace}"
+            );
+            Line::new(Mark::Problem, text, remedy.as_str()).with_docs(RIGHTS_DOCS)
         }
         (_, Some(Lookup::NotPermitted(permission))) => {
             let text = format!("the hub's rights are not checked: you may not {permission}");
@@ -334,18 +339,22 @@ fn recent_restart(pod: &Value, now: Timestamp) -> Option<String> {
     })
 }
 
-/// `roots`: the hub's roots, of which a rotation adds the next.
+/// `roots`: the root that signs certificates, and during a rotation the next one.
 pub(super) fn authority(roots: &[Validity], now: Timestamp) -> Option<Line> {
-    let newest = roots.iter().max_by_key(|root| root.not_after)?;
-    let end = newest.not_after;
-    Some(match newest.state_at(now) {
+    let (signing, next) = roots.split_first()?;
+    let end = signing.not_after;
+    let remedy = match next.is_empty() {
+        true => "kubectl krypton rotate-ca",
+        false => "see what the rotation waits for: kubectl krypton rotate-ca --status",
+    };
+    Some(match signing.state_at(now) {
         CredentialState::Current => {
             let text = format!("the hub's CA is valid until {end}");
             Line::new(Mark::Ok, text, None)
         }
         CredentialState::Soon => {
             let text = format!("the hub's CA expires at {end}");
-            Line::new(Mark::Note, text, "kubectl krypton rotate-ca").with_docs(AUTHORITY_DOCS)
+            Line::new(Mark::Note, text, remedy).with_docs(AUTHORITY_DOCS)
         }
         CredentialState::Expired => {
             let text = format!("the hub's CA expired at {end}, so no agent can connect");
@@ -394,9 +403,9 @@ pub(super) fn members(
             false => defects.push(lines),
         }
     }
-    let has_problem = |lines: &Vec<Line>| lines.iter().any(|line| line.mark == Mark::Problem);
-    // Stable, so the members stay in the order of their names.
-    defects.sort_by_key(|lines| !has_problem(lines));
+    let has = |lines: &[Line], mark| lines.iter().any(|line| line.mark == mark);
+    // Stable, so the members stay in the order of their names. Defects that fail the check come first.
+    defects.sort_by_key(|lines| (!has(lines, Mark::Problem), !has(lines, Mark::Unknown)));
     let omitted = defects.len().saturating_sub(MAX_MEMBERS);
     let mut lines = Vec::new();
     if healthy > 0 {

@@ -5,6 +5,7 @@ mod contents;
 mod reader;
 mod redaction;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -46,10 +47,10 @@ pub(crate) async fn run(
         return Err(KubectlError::Refused(reason));
     }
     let named = [&target.args.hub_namespace, &target.args.namespace];
-    let named: Vec<String> = named.into_iter().flatten().cloned().collect();
+    let named: BTreeSet<String> = named.into_iter().flatten().cloned().collect();
     let namespaces = match named.is_empty() {
         true => cluster.hub_namespaces(None),
-        false => named,
+        false => named.into_iter().collect(),
     };
     let reader = BundleReader::new(&cluster, now);
     let contents = reader.read_all(&namespaces, &args.debug_address).await?;

@@ -317,7 +317,7 @@ pub(crate) async fn lookup<T>(
                 Lookup::Failed(one_line(&api_error_message(&source)))
             }
             (_, ApiError::Timeout { deadline, .. }) => {
-                Lookup::Failed(format!("no response within {} s", deadline.as_secs()))
+                Lookup::Failed(format!("no response within {} s", deadline.as_secs_f32()))
             }
         },
     }

@@ -222,6 +222,7 @@ impl Credentials {
 
 #[derive(Deserialize)]
 struct DockerConfig {
+    #[serde(default)]
     auths: std::collections::BTreeMap<String, DockerAuth>,
 }
 

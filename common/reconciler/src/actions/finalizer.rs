@@ -104,7 +104,15 @@ impl ActionRunner {
         }
         let metadata = json!({ "annotations": { names::DELETING_ANNOTATION: "true" } });
         let patching = self.patch_tenant(tenant, result, metadata);
-        result.tenant = Some(call("marking the deletion", patching).await?);
+        let written = call("marking the deletion", patching).await;
+        match written.map_err(ActionError::from) {
+            Ok(written) => result.tenant = Some(written),
+            Err(ActionError::Conflict) => return Err(ActionError::Conflict),
+            // Without the annotation, the release is uninstalled all the same.
+            Err(error) => {
+                tracing::warn!(error = %error.text(), "deletion not marked on the Tenant");
+            }
+        }
         Ok(())
     }
 

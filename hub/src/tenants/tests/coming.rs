@@ -3,6 +3,7 @@
 use krypton_types::tenant::{UpcomingStep, UpcomingStepKind};
 
 use super::*;
+use crate::tenants::placement::set_condition;
 
 fn retry(second: i64) -> Option<UpcomingStep> {
     UpcomingStep::at_second(UpcomingStepKind::Retry, Some(second), 3)
@@ -112,4 +113,23 @@ fn unready_tenant_is_reconciling_stalled_or_paused() {
         acme.status = Some(status.clone());
         assert_eq!(decide_once(&acme, &members, false), status);
     }
+}
+
+#[test]
+fn unreported_tenant_keeps_conditions_of_its_placement() {
+    let mut acme = naming("team-a", Some("edge-1"));
+    let placed = State::new(Truth::False, reason::TOO_MANY, "the member is full");
+    let members = complete_views(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
+    let decide = |acme: &Tenant, second| {
+        let now = Timestamp::from_second(second).unwrap();
+        let mut status = aggregated(acme, &members, None, &settings(), false, now);
+        set_condition(&mut status, Some(&placed), 1, now);
+        status
+    };
+    let status = decide(&acme, 1);
+    let stalled = conditions::find(&status.conditions, conditions::STALLED);
+    assert!(stalled.is_some(), "{status:?}");
+    assert!(conditions::find(&status.conditions, conditions::RECONCILING).is_none());
+    acme.status = Some(status.clone());
+    assert_eq!(decide(&acme, 2), status);
 }

@@ -90,7 +90,7 @@ fn rights_of_hub_fail_only_if_missing() {
         ),
     ];
     for (reviewed, mark, expected) in cases {
-        let line = hub_rights("krypton/hub", &[granted(), reviewed]);
+        let line = hub_rights(("krypton", "hub"), &[granted(), reviewed]);
         assert_eq!(line.mark, mark, "{line:?}");
         assert!(line.text.contains(expected), "{line:?}");
     }
@@ -271,7 +271,7 @@ fn viewer_without_pods_passes_the_check() {
 }
 
 #[test]
-fn newest_root_of_ca_is_judged() {
+fn signing_root_of_ca_is_judged() {
     let root = |from: &str, to: &str| Validity {
         not_before: from.parse().unwrap(),
         not_after: to.parse().unwrap(),
@@ -280,7 +280,9 @@ fn newest_root_of_ca_is_judged() {
     let late = root("2017-01-01T00:00:00Z", "2027-01-01T00:00:00Z");
     let new = root("2026-01-01T00:00:00Z", "2036-01-01T00:00:00Z");
     for (roots, mark, expected) in [
-        (vec![old, new], Mark::Ok, "valid until 2036-01-01T00:00:00Z"),
+        (vec![new], Mark::Ok, "valid until 2036-01-01T00:00:00Z"),
+        (vec![new, old], Mark::Ok, "valid until 2036-01-01T00:00:00Z"),
+        (vec![late, new], Mark::Note, "at 2027-01-01T00:00:00Z"),
         (vec![late], Mark::Note, "expires at 2027-01-01T00:00:00Z"),
         (vec![old], Mark::Problem, "expired at 2026-01-01T00:00:00Z"),
     ] {
@@ -390,10 +392,17 @@ fn only_worst_members_have_lines() {
         )
     };
     let mut fleet: Vec<Value> = (0..30).map(paused).collect();
+    fleet.push(cluster("unknown", json!({}), "Unknown", json!({})));
     fleet.push(cluster("lost", json!({}), "False", json!({})));
     let lines = member_lines(fleet);
-    assert!(lines[0].text.starts_with("11 more members"), "{lines:?}");
+    assert!(lines[0].text.starts_with("12 more members"), "{lines:?}");
     assert_eq!(lines[1].member.as_deref(), Some("lost"));
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.member.as_deref() == Some("unknown") && line.mark == Mark::Unknown),
+        "{lines:?}"
+    );
     let names = lines.iter().filter_map(|line| line.member.as_deref());
     let names: std::collections::BTreeSet<&str> = names.collect();
     assert_eq!(names.len(), MAX_MEMBERS);

@@ -49,7 +49,7 @@ impl Explainer {
             return false;
         };
         let retry = format!(
-            "correct the chart or its values; to retry now: {}",
+            "remove the cause, such as a wrong value; to retry now: {}",
             command("resync")
         );
         let remedy = (ready.reason == HELM_FAILED).then_some(retry.as_str());

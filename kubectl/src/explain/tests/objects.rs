@@ -108,7 +108,7 @@ fn deployment_is_explained_with_its_member() {
         "edge-1\n  ✓ its agent (0.1.0) is connected",
     ];
     assert_explained(healthy.clone(), true, &lines);
-    let failed = "✗ HelmFailed: a message\n    → correct the chart or its values; to retry now: kubectl krypton resync deployment acme -n accounts\n";
+    let failed = "✗ HelmFailed: a message\n    → remove the cause, such as a wrong value; to retry now: kubectl krypton resync deployment acme -n accounts\n";
     assert_explained(deployment(("False", "HelmFailed")), false, &[failed]);
     let unresolved = condition("TargetClusterResolved", "False", "SecretNotFound", "none");
     let unresolved = with_condition(deployment(("False", "EdgeUnavailable")), unresolved);
