@@ -21,6 +21,7 @@ use krypton_runtime::access::{
 };
 use krypton_runtime::admin::{AdminContent, AdminPorts, Readiness};
 use krypton_runtime::cluster::{self, ClusterError, ClusterIdentity};
+use krypton_runtime::dial::ProxiedTcp;
 use krypton_runtime::lease::{LeaseGoal, OwnPod, agent_holder};
 use krypton_runtime::net::Network;
 use krypton_runtime::newest::NewestSeen as _;
@@ -43,7 +44,7 @@ use crate::credentials::renewal;
 use crate::credentials::store::{Enrolled, Store, StoredIdentity};
 use crate::dump::{self, AgentView, Dumper};
 use crate::metrics;
-use crate::session::connect::{Dialer, ProxiedTcp};
+use crate::session::connect::Dialer;
 use crate::session::hub_chart::HubChart;
 use crate::session::{self, Contact, Link, Session};
 

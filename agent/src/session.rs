@@ -18,6 +18,7 @@ use krypton_proto::v1::{
 use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::dial::DialError;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_types::desired::{DesiredState, Version};
 use krypton_types::error_chain::chain;
@@ -28,7 +29,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
-use crate::session::connect::{Connection, DialError, Dialer};
+use crate::session::connect::{Connection, Dialer};
 use reconnect::ReconnectBackoff;
 use report_queue::ReportQueue;
 

@@ -39,7 +39,6 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 pub use certificate::{AgentCertificate, CertificateError, read_agent_certificate};
 pub use csr::{REQUEST_MAX_BYTES, RequestError, public_key_digest};
 pub use current::CurrentAuthority;
-pub use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 pub use phase::{announce, finish, stage, switch};
 
 const CERTIFICATE_KEY: &str = "ca.crt";

@@ -21,12 +21,12 @@ use crate::explain::sources::{Lookup, leader_lease, lookup};
 use crate::home::{Connection, Target, search};
 use crate::join_info;
 use crate::kind::Kind;
+use crate::local_clock::LocalClock;
 use crate::objects::Scope;
 use crate::program::{Program, pods_of};
 use crate::render::{CommandOutput, OutputFormat, encode};
 use crate::statement::{self, Line, Mark, StatementFormat};
 
-pub(crate) use clock::LocalClock;
 pub(crate) use edge::connection_defect;
 
 #[derive(Clone, Debug, Args)]

@@ -12,11 +12,11 @@ use jiff::Timestamp;
 use krypton_types::tenant::TenantKey;
 use serde_json::{Value, json};
 
-use crate::check::LocalClock;
 use crate::debug_port::parse_loopback_address;
 use crate::error::KubectlError;
 use crate::home::Target;
 use crate::kind::Kind;
+use crate::local_clock::LocalClock;
 use crate::render::{CommandOutput, OutputFormat, encode};
 use crate::statement::{self, StatementFormat};
 

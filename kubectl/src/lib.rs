@@ -18,6 +18,7 @@ pub mod join_info;
 pub mod join_token;
 mod json_path;
 mod kind;
+mod local_clock;
 mod objects;
 mod program;
 mod render;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use krypton_proto::v1::EnrollRequest;
+use krypton_runtime::dial::DialError;
 use krypton_runtime::net::Network;
 use krypton_runtime::tls::{self, TlsError};
 use krypton_types::join_bundle::{BundleError, JoinBundle};
@@ -16,7 +17,7 @@ use tonic::{Code, Response, Status};
 use crate::credentials::join::token_name;
 use crate::credentials::store::{CertificateError, Enrolled, IdentityError, Membership};
 use crate::credentials::trusted_roots::TrustError;
-use crate::session::connect::{Connection, DialError, Dialer};
+use crate::session::connect::{Connection, Dialer};
 
 /// The hub's own limit is 15 s.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);

@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use krypton_proto::v1::enrollment_client::EnrollmentClient;
 use krypton_proto::v1::fleet_client::FleetClient;
 use krypton_proto::{AGENT_MESSAGE_MAX, HUB_MESSAGE_MAX};
-use krypton_runtime::dial::open_tls;
+use krypton_runtime::dial::{DialError, open_tls};
 use krypton_runtime::net::{Network, Tcp};
 use rustls::ClientConfig;
 use tokio::sync::Notify;
@@ -17,8 +17,6 @@ use tonic::transport::Channel;
 
 use crate::credentials::trusted_roots::RootUpdates;
 use channel::ReceivedAlert;
-
-pub use krypton_runtime::dial::{DialError, ProxiedTcp};
 
 /// Connects to the hub. Resolves its addresses for each connection and remembers the one that worked.
 #[derive(Debug)]

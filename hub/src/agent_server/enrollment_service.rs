@@ -14,6 +14,7 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_types::join_token::{Caller, Record};
 use krypton_types::names::SELF_CLUSTER;
 use krypton_types::spiffe::is_member_name;
+use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Error as KubeError};
 use rustls::pki_types::CertificateDer;
@@ -26,8 +27,8 @@ use zeroize::Zeroize as _;
 use crate::agent_server::join_token::{self, TokenDecision, TokenError, TokenRefusal};
 use crate::agent_server::listener::Peer;
 use crate::ca::{
-    AGENT_CERTIFICATE_LIFE, AgentCertificate, AuthorityError, CurrentAuthority, REQUEST_MAX_BYTES,
-    RequestError, public_key_digest, read_agent_certificate,
+    AgentCertificate, AuthorityError, CurrentAuthority, REQUEST_MAX_BYTES, RequestError,
+    public_key_digest, read_agent_certificate,
 };
 use crate::leader::Leader;
 use crate::members::agent_keys::{self, NotRenewed};

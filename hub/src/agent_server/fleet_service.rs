@@ -14,6 +14,7 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::off_thread;
 use krypton_types::error_chain::chain;
+use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 use kube::Client;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -23,9 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::agent_server::enrollment_service::{self, to_wire};
 use crate::agent_server::listener::Peer;
 use crate::agent_server::session::{Sessions, admit};
-use crate::ca::{
-    AGENT_CERTIFICATE_LIFE, AgentCertificate, CurrentAuthority, read_agent_certificate,
-};
+use crate::ca::{AgentCertificate, CurrentAuthority, read_agent_certificate};
 use crate::members::agent_keys::{self, KeyStatus};
 use crate::members::member::{Member, RequestKind};
 

@@ -18,6 +18,7 @@ use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::rate_limit::Rate;
 use krypton_runtime::tls;
 use krypton_types::error_chain::chain;
+use krypton_types::validity::Validity;
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use thiserror::Error;
@@ -32,7 +33,6 @@ use tonic::transport::Server;
 use crate::ca::{
     Authority, AuthorityError, CurrentAuthority, HUB_CERTIFICATE_LIFE, read_agent_certificate,
 };
-use crate::edgecluster::credential_expiry;
 use crate::observe::metrics::{PortMetrics, SessionMetrics};
 
 use crate::agent_server::anonymous_connections::{
@@ -121,10 +121,10 @@ pub async fn renew_credential(
 /// Publishes the expiry of the CA and of the certificate created at `issued_at`.
 fn publish_expiry(authority: &Authority, issued_at: Timestamp, metrics: &SessionMetrics) {
     let roots = authority.roots();
-    if let Some(end) = roots
+    let signing = roots
         .first()
-        .and_then(|signing| credential_expiry::certificate_expiry(signing))
-    {
+        .and_then(|root| Validity::of_certificate(root));
+    if let Some(Validity { not_after: end, .. }) = signing {
         metrics.set_certificate_expiry("ca", end);
         let hub_end = issued_at.saturating_add(HUB_CERTIFICATE_LIFE);
         metrics.set_certificate_expiry("hub", hub_end.unwrap_or(end).min(end));

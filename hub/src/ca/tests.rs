@@ -1,6 +1,7 @@
 //! Tests that TLS accepts the certificates of the CA, and that a request contributes nothing but its key.
 
 use krypton_runtime::tls;
+use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use x509_parser::extensions::GeneralName;
 

@@ -12,6 +12,7 @@ use krypton_runtime::watch::Watch;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::deployment::DesiredDeployment;
 use krypton_types::placed_tenant::PlacedTenant;
+use krypton_types::validity::Validity;
 use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
@@ -19,7 +20,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::api::{
     EdgeClusterWrite, EdgeClusters, certificate_expiry, create, status_patch, write_status,
 };
-use super::credential_expiry::{ExpiryReminders, Validity};
+use super::credential_expiry::ExpiryReminders;
 use super::decommission::{self, Decommissions, EdgeClusterDeletion};
 use super::plan::{self, conditions, written_epoch};
 use super::proxies::Proxies;

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_types::conditions::{self, State, Truth};
-
-pub use krypton_types::validity::{CredentialState, Validity};
+use krypton_types::validity::{CredentialState, Validity};
 
 /// Reasons of the conditions and of their events.
 pub mod reason {
@@ -168,11 +167,6 @@ fn reminder_stage(
         (reason, since.as_secs() / REPEAT_EVERY.as_secs()),
         &condition.message,
     ))
-}
-
-/// Returns the expiry of a DER certificate.
-pub fn certificate_expiry(der: &[u8]) -> Option<Timestamp> {
-    Validity::of_certificate(der).map(|validity| validity.not_after)
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use krypton_crds::edge_cluster::{Applied, EdgeClusterStatus, Mode, TenantCounts, TenantSummaries};
 use krypton_types::conditions::{self, Outlook, READY, State, Truth, reason};
+use krypton_types::validity::Validity;
 
-use super::credential_expiry::{self, MemberCredential, Validity};
+use super::credential_expiry::{self, MemberCredential};
 use crate::members::agent_keys;
 use crate::members::observation::{MemberObservation, MemberValuesState};
 use crate::tenants::PhaseCounts;

@@ -17,10 +17,10 @@ use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::Version;
 use krypton_types::member::MemberReport;
 use krypton_types::report_digest::combine;
+use krypton_types::validity::Validity;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::edgecluster::credential_expiry::Validity;
 use crate::members::claims::ClaimHistory;
 use crate::members::health::SelectedReporter;
 use crate::members::observation::MemberObservation;

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use krypton_crds::edge_cluster::{AgentKey, AgentRoots, Mode};
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::Version;
+use krypton_types::validity::Validity;
 
-use crate::edgecluster::credential_expiry::Validity;
 use crate::members::{LockedMember, MemberRegistry};
 
 /// Current state of one member as the hub observes it.

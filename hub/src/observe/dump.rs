@@ -20,11 +20,11 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth};
 use krypton_types::root_digest::RootDigest;
+use krypton_types::validity::Validity;
 use serde::Serialize;
 
 use crate::ca::Authority;
 use crate::edgecluster::FleetChart;
-use crate::edgecluster::credential_expiry::Validity;
 use crate::leader::LeaderState;
 use crate::members::member::MemberSnapshot;
 use crate::members::observation::{MemberObservation, MemberValuesState};

@@ -14,6 +14,7 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{Truth, reason};
 use krypton_types::desired::Version;
+use krypton_types::validity::{CredentialState, Validity};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -22,7 +23,7 @@ use tokio::sync::watch;
 
 use crate::ca::CurrentAuthority;
 use crate::edgecluster::FleetChart;
-use crate::edgecluster::credential_expiry::{CredentialState, MemberCredential, Validity};
+use crate::edgecluster::credential_expiry::MemberCredential;
 use crate::leader::Leader;
 use crate::members::MemberRegistry;
 use crate::members::observation::MemberObservation;

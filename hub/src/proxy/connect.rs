@@ -13,6 +13,7 @@ use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::{Authority, SanitizedKubeconfig};
+use krypton_types::validity::Validity;
 use kube::Client;
 use tempfile::TempPath;
 use thiserror::Error;
@@ -23,7 +24,6 @@ use tracing::Instrument as _;
 use super::tunnel::permitted_addresses;
 use super::{Access, Shared};
 use crate::discovery::{Origin, Unresolved};
-use crate::edgecluster::credential_expiry::Validity;
 use crate::home;
 
 const RETRY_MAX: Duration = Duration::from_secs(30);

@@ -374,7 +374,8 @@ impl TenantStore {
             let placement = self.placement(&key, &tenant, &view, now.boot);
             let generation = tenant.metadata.generation.unwrap_or_default();
             let placed = placement.condition.as_ref();
-            placement::set_condition(&mut decision.status, placed, generation, now.wall);
+            let (status, outlook) = (&mut decision.status, decision.outlook);
+            placement::set_conditions(status, placed, outlook, generation, now.wall);
             if placement.placement.is_some() {
                 decision.status.placement = placement.placement;
             }

@@ -228,28 +228,34 @@ pub(super) fn silence<'a>(view: &'a ReportedView, member: &str) -> Option<&'a st
     }
 }
 
-/// Sets or removes the condition `Placed` in the status aggregated from the members' reports.
-pub(super) fn set_condition(
+/// Completes the status aggregated from the members' reports: sets or removes the condition `Placed`, and with it
+/// `Reconciling` and `Stalled`. `outlook` is that of the reports.
+pub(super) fn set_conditions(
     status: &mut TenantStatus,
     placed: Option<&State>,
+    mut outlook: Option<Outlook>,
     generation: i64,
     now: Timestamp,
 ) {
     let list = &mut status.conditions;
-    let Some(placed) = placed else {
-        conditions::remove(list, conditions::PLACED);
-        return;
-    };
-    conditions::set(list, conditions::PLACED, placed, generation, now);
-    // If no member reports the Tenant, this explains why.
-    if let Some(ready) = conditions::find(list, conditions::READY)
-        && ready.reason == reason::NO_CLUSTERS
-    {
-        let ready = State::new(ready.truth, ready.reason, placed.message.clone());
-        conditions::set(list, conditions::READY, &ready, generation, now);
-        let outlook = Outlook::from_reason(&placed.reason);
+    let mut ready = conditions::find(list, conditions::READY);
+    match placed {
+        None => {
+            conditions::remove(list, conditions::PLACED);
+        }
+        Some(placed) => {
+            conditions::set(list, conditions::PLACED, placed, generation, now);
+            // If no member reports the Tenant, this explains why.
+            if let Some(ready) = ready.as_mut().filter(|it| it.reason == reason::NO_CLUSTERS) {
+                ready.message.clone_from(&placed.message);
+                conditions::set(list, conditions::READY, ready, generation, now);
+                outlook = Some(Outlook::from_reason(&placed.reason));
+                status.last_message = Some(placed.message.clone());
+            }
+        }
+    }
+    if let (Some(ready), Some(outlook)) = (ready, outlook) {
         conditions::set_progress(list, &ready, outlook, generation, now);
-        status.last_message = Some(ready.message);
     }
 }
 

@@ -70,6 +70,8 @@ pub(super) struct DecisionTime {
 #[derive(Clone, Debug)]
 pub(super) struct Decision {
     pub(super) status: TenantStatus,
+    /// What the Tenant waits for while it is not ready. `None` keeps the recorded conditions.
+    pub(super) outlook: Option<Outlook>,
     pub(super) memory: DecisionMemory,
     /// When to decide again if no report arrives before.
     pub(super) due: Option<BootTime>,
@@ -162,6 +164,7 @@ pub(super) fn decide(
         let memory = next;
         return Decision {
             status: recorded,
+            outlook: None,
             memory,
             due,
         };
@@ -175,6 +178,7 @@ pub(super) fn decide(
     }
     Decision {
         status,
+        outlook: Some(members.outlook(settings.allow_chart_skip)),
         memory: next,
         due,
     }
@@ -273,13 +277,6 @@ fn aggregated(
         generation,
         now.wall,
     );
-    // `placement::set_condition` explains the same with the new condition.
-    let placed = conditions::find(&status.conditions, conditions::PLACED);
-    let outlook = match placed.filter(|_| ready.reason == reason::NO_CLUSTERS) {
-        Some(placed) => Outlook::from_reason(&placed.reason),
-        None => members.outlook(skip),
-    };
-    conditions::set_progress(&mut status.conditions, ready, outlook, generation, now.wall);
     status.phase = Some(summary.phase.to_string());
     status.last_message = Some(summary.last_message);
     status.observed_generation = Some(generation);

@@ -13,7 +13,8 @@ use krypton_types::tenant::{TenantKey, TenantReport};
 
 use super::*;
 use crate::members::tenant_reports::{MemberView, ReportedView, TEXTS_MAX};
-use crate::tenants::status::{DecisionMemory, DecisionTime, decide};
+use crate::tenants::placement::set_conditions;
+use crate::tenants::status::{Decision, DecisionMemory, DecisionTime, decide};
 
 mod coming;
 mod departure;
@@ -39,7 +40,26 @@ fn aggregated(
         wall,
         in_startup_grace,
     };
-    decide(tenant, &view, settings, &DecisionMemory::default(), now).status
+    let decision = decide(tenant, &view, settings, &DecisionMemory::default(), now);
+    completed(tenant, decision, None, wall)
+}
+
+/// Returns the status of a decision as the controller completes it.
+fn completed(
+    tenant: &Tenant,
+    mut decision: Decision,
+    placed: Option<&State>,
+    now: Timestamp,
+) -> TenantStatus {
+    let generation = tenant.metadata.generation.unwrap_or_default();
+    set_conditions(
+        &mut decision.status,
+        placed,
+        decision.outlook,
+        generation,
+        now,
+    );
+    decision.status
 }
 
 /// Returns the status for all members, at the start of time and without a grace period.

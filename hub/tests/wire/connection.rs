@@ -1,8 +1,8 @@
 //! Tests agents that lose their hub and reconnect, also 200 at a time, and connections that fail or are half
 //! open.
 
-use krypton_agent::session::connect::DialError;
 use krypton_hub::members::arbiter::Presence;
+use krypton_runtime::dial::DialError;
 use krypton_types::error_chain::chain;
 
 use super::*;

@@ -1,7 +1,5 @@
 //! Compares the clock of an API server with that of this machine.
 
-use std::time::Instant;
-
 use hyper::Request;
 use hyper::header::DATE;
 use jiff::fmt::rfc2822::DateTimeParser;
@@ -10,27 +8,7 @@ use kube::client::Body;
 
 use crate::explain::sources::{Lookup, lookup};
 use crate::home::Connection;
-
-/// The clock of this machine since the start of the command, which may wait for a login.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LocalClock {
-    start: Timestamp,
-    started: Instant,
-}
-
-impl LocalClock {
-    pub(crate) fn start(now: Timestamp) -> Self {
-        Self {
-            start: now,
-            started: Instant::now(),
-        }
-    }
-
-    pub(crate) fn now(self) -> Timestamp {
-        let now = self.start.saturating_add(self.started.elapsed());
-        now.unwrap_or(self.start)
-    }
-}
+use crate::local_clock::LocalClock;
 
 /// Returns how far the clock of the API server is ahead of `clock`. `None` if its response has no valid date.
 pub(super) async fn ahead(cluster: &Connection, clock: LocalClock) -> Option<SignedDuration> {

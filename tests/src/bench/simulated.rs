@@ -9,11 +9,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use arc_swap::ArcSwap;
 use krypton_agent::session::{self, Link, Session, connect::Dialer};
-use krypton_hub::ca::{AGENT_CERTIFICATE_LIFE, Authority};
+use krypton_hub::ca::Authority;
 use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::tls::{self, Credential};
+use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 use krypton_types::{
     conditions::{ClusterState, State, Truth, reason},
     desired::{DesiredState, Version},

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Event;
 use krypton_agent::session::connect::Dialer;
 use krypton_agent::session::{self, Link, Session};
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
-use krypton_hub::ca::{AGENT_CERTIFICATE_LIFE, Authority};
+use krypton_hub::ca::Authority;
 use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock::wall;
 use krypton_runtime::tls::{self, Credential};
@@ -18,6 +18,7 @@ use krypton_tests::{
     Cluster, Hub, HubOptions, Parts, TestResult,
     fleet::{CONNECTED, FleetClient, HUB_NAMESPACE, STEP_DEADLINE},
 };
+use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use rcgen::{CertificateParams, KeyPair};

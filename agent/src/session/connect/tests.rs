@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use arc_swap::ArcSwap;
 use krypton_proto::v1::RenewRequest;
+use krypton_runtime::dial::ProxiedTcp;
 use krypton_runtime::tls;
 use krypton_types::error_chain::chain;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};

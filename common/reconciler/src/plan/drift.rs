@@ -34,16 +34,16 @@ pub(super) fn with_drift(mut plan: Plan, view: &View<'_>) -> Plan {
         ready.message = with_findings(&ready.message, message.as_deref());
     }
     let is_rolling_out = [reason::INSTALLING, reason::UPGRADING].contains(&&*ready.reason);
-    let may_check = view.hold().is_none() && plan.action == Action::Nothing;
+    let may_change = view.hold().is_none() && !is_rolling_out;
     let failed = view.memory.failed_checks.as_ref();
     let failed = failed.filter(|failed| newest == Some(failed.revision) && !is_off);
     // KryptonDeployments are always corrected, so the failure matters. A Tenant's state does not depend on drift.
     let error = plan.state.error.as_ref();
     let has_error = error.is_some_and(|error| error.truth == Truth::True);
-    let is_shown = view.hold().is_none() && !is_rolling_out && !has_error;
     if let Some(failed) = failed.filter(|failed| failed.count >= SHOWN_AFTER)
         && view.owner.tenant().is_none()
-        && is_shown
+        && may_change
+        && !has_error
     {
         let message = format!(
             "failed to compare the release with its chart: {}",
@@ -55,6 +55,7 @@ pub(super) fn with_drift(mut plan: Plan, view: &View<'_>) -> Plan {
             message,
         ));
     }
-    plan.drift = (may_check && !is_off && !is_rolling_out).then_some(settings);
+    let may_check = may_change && !is_off && plan.action == Action::Nothing;
+    plan.drift = may_check.then_some(settings);
     plan
 }

@@ -223,7 +223,7 @@ fn with_contexts(others: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn each_context_is_a_source_of_its_own() {
+fn each_context_is_a_separate_source() {
     let mut directory = Directory::new();
     let arn = "arn:aws:eks:eu-central-1:1234:cluster/Edge_1";
     directory.write(

@@ -42,7 +42,7 @@ fn prefix_names_new_members_only() {
             "k-",
             "k-edge",
         ),
-        // The name of another source is not kept, and an annotation renames.
+        // Only the source itself keeps its name, and an annotation renames it.
         (
             vec![("edge", &two)],
             vec![("a", &two)],

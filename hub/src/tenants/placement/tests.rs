@@ -70,7 +70,7 @@ fn deleted(mut tenant: Tenant) -> Tenant {
 fn with_condition(mut tenant: Tenant, reason: &str) -> Tenant {
     let status = tenant.status.get_or_insert_default();
     let state = State::new(Truth::True, reason, "");
-    set_condition(status, Some(&state), 3, Timestamp::UNIX_EPOCH);
+    set_conditions(status, Some(&state), None, 3, Timestamp::UNIX_EPOCH);
     tenant
 }
 
@@ -500,7 +500,7 @@ fn ready_takes_placement_reason_without_member_report() {
     let now = Timestamp::UNIX_EPOCH;
     let none = State::new(Truth::False, reason::NO_CLUSTERS, "create it there");
     conditions::set(&mut status.conditions, conditions::READY, &none, 1, now);
-    set_condition(&mut status, Some(&waiting_for("edge-1")), 1, now);
+    set_conditions(&mut status, Some(&waiting_for("edge-1")), None, 1, now);
     let ready = conditions::find(&status.conditions, conditions::READY).unwrap();
     assert_eq!(ready.message, waiting_for("edge-1").message);
     assert_eq!(status.last_message, Some(ready.message));
@@ -509,13 +509,13 @@ fn ready_takes_placement_reason_without_member_report() {
         (waiting_for("edge-1"), conditions::RECONCILING),
         (foreign, conditions::STALLED),
     ] {
-        set_condition(&mut status, Some(&placed), 1, now);
+        set_conditions(&mut status, Some(&placed), None, 1, now);
         let found = conditions::find(&status.conditions, type_).unwrap();
         assert_eq!(found.message, placed.message);
         // `Ready`, `Placed`, and one of the two.
         assert_eq!(status.conditions.len(), 3, "{status:?}");
     }
-    set_condition(&mut status, None, 1, now);
+    set_conditions(&mut status, None, None, 1, now);
     assert_eq!(
         conditions::find(&status.conditions, conditions::PLACED),
         None

@@ -3,7 +3,6 @@
 use krypton_types::tenant::{UpcomingStep, UpcomingStepKind};
 
 use super::*;
-use crate::tenants::placement::set_condition;
 
 fn retry(second: i64) -> Option<UpcomingStep> {
     UpcomingStep::at_second(UpcomingStepKind::Retry, Some(second), 3)
@@ -122,9 +121,18 @@ fn unreported_tenant_keeps_conditions_of_its_placement() {
     let members = complete_views(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
     let decide = |acme: &Tenant, second| {
         let now = Timestamp::from_second(second).unwrap();
-        let mut status = aggregated(acme, &members, None, &settings(), false, now);
-        set_condition(&mut status, Some(&placed), 1, now);
-        status
+        let view = ReportedView {
+            members: members.clone(),
+            others_without: 0,
+            targets: None,
+        };
+        let time = DecisionTime {
+            boot: BootTime::default(),
+            wall: now,
+            in_startup_grace: false,
+        };
+        let decision = super::decide(acme, &view, &settings(), &DecisionMemory::default(), time);
+        completed(acme, decision, Some(&placed), now)
     };
     let status = decide(&acme, 1);
     let stalled = conditions::find(&status.conditions, conditions::STALLED);

@@ -60,12 +60,13 @@ impl HubFixture {
             in_startup_grace: self.uptime < Duration::from_secs(45),
         };
         let decision = decide(&self.tenant, &self.view, &settings(), &self.memory, now);
-        self.memory = decision.memory;
-        if self.tenant.status.as_ref() != Some(&decision.status) {
+        self.memory = decision.memory.clone();
+        let status = completed(&self.tenant, decision, None, wall);
+        if self.tenant.status.as_ref() != Some(&status) {
             self.writes += 1;
-            self.tenant.status = Some(decision.status.clone());
+            self.tenant.status = Some(status.clone());
         }
-        decision.status
+        status
     }
 
     fn set_member(

@@ -52,9 +52,10 @@ fn decide_next(
         in_startup_grace,
     };
     let decision = decide(tenant, view, &edges_only(), memory, now);
-    *memory = decision.memory;
-    tenant.status = Some(decision.status.clone());
-    decision.status
+    *memory = decision.memory.clone();
+    let status = completed(tenant, decision, None, now.wall);
+    tenant.status = Some(status.clone());
+    status
 }
 
 fn listed_members(status: &TenantStatus) -> BTreeSet<String> {

@@ -9,7 +9,7 @@ use krypton_agent::{
 };
 use krypton_crds::edge_cluster::Mode;
 use krypton_hub::{
-    edgecluster::{FleetChart, credential_expiry::Validity},
+    edgecluster::FleetChart,
     leader::{Leader, LeaderState},
     members::member::PublishedState,
     observe::{
@@ -21,6 +21,7 @@ use krypton_hub::{
 use krypton_reconciler::{drift::DriftMetrics, metrics::WorkMetrics};
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::reason;
+use krypton_types::validity::Validity;
 use krypton_types::{
     conditions::{ClusterState, State, Truth},
     desired::{DesiredState, Version},
