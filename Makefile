@@ -28,6 +28,8 @@ LOG_FILE ?= /tmp/krypton-operator.log
 target := $(or $(CARGO_TARGET_DIR),target)
 # Always the whole workspace. Building a part selects other features and compiles the same crates again.
 binaries = cargo build $(CARGO_FLAGS) --workspace --bins
+# `make test LINT=1` lints what it compiles in the same pass: clippy's driver is the compiler with more lints.
+lint = $(if $(LINT),RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__)
 # The simulation replaces clocks and API servers of debug programs. Release programs lack this feature. All debug builds use
 # the same features, so cargo compiles nothing twice.
 debug = --features simulation
@@ -39,7 +41,7 @@ beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$too
 # Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help build demo test placed members fuzz check fmt tidy tools images e2e-kind bench shipped soak sim nightly deny console run run-pid stop clean rust
+.PHONY: help build man demo test placed members fuzz check format fmt tidy tools images e2e-kind bench shipped soak sim nightly deny console lint-console run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,15 +49,18 @@ help: ## Print this list
 build: rust ## Build the programs for this machine, unoptimized
 	$(binaries) $(debug)
 
+man: build ## Write the man pages of all programs into target/man
+	$(target)/debug/mangen $(target)/man
+
 demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; stop with Ctrl-C (DEMO_ARGS=--exit: exit after the last step)
 	$(call beside_tools,build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok,$(binaries) $(debug))
 	$(target)/debug/demo $(DEMO_ARGS)
 
-# Tests run the examples as programs. With `--examples`, cargo would build them as tests.
+# One build of everything keeps both cores busy. `cargo test` alone would build no examples, which tests run as programs.
 test: rust ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=8)
-	$(call beside_tools,,$(binaries) $(debug) --examples; cargo test $(CARGO_FLAGS) --workspace $(debug) --no-run)
+	$(call beside_tools,,$(lint) cargo build $(CARGO_FLAGS) --workspace --all-targets $(debug))
 	hack/deps-cache.sh save
-	passed=0; $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
+	passed=0; $(lint) $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
 	  hack/slowest.sh $(target)/nextest/default/junit.xml; exit $$passed
 
 placed: rust tools ## 2,000 Tenants placed on 20 members, through a restart of the hub; needs 24 GiB
@@ -70,9 +75,11 @@ members: rust tools ## 1,000 members from kubeconfig Secrets; `make test` has 10
 fuzz: rust ## Run each fuzz target (FUZZ_SECONDS=60, 0: compile only; FUZZ_TARGET=index: only this target)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_JOBS=$(FUZZ_JOBS) hack/deps-cache.sh in fuzz hack/fuzz.sh
 
-check: rust ## Check formatting and lints; any warning is an error
-	cargo fmt --all --check
+check: rust format ## Check formatting and lints; any warning is an error
 	cargo clippy $(CARGO_FLAGS) --workspace --all-features --all-targets -- -D warnings
+
+format: rust
+	cargo fmt --all --check
 	for script in .ci/run $$(find hack -name '*.sh'); do bash -n "$$script"; done
 
 fmt: rust ## Format the code
@@ -119,6 +126,9 @@ deny: rust ## Check licenses, sources and banned crates
 
 console: rust ## Build hub and agent for tokio-console, into target/console/debug
 	RUSTFLAGS='--cfg tokio_unstable' cargo build $(CARGO_FLAGS) --target-dir $(target)/console --features krypton-hub/console -p krypton-hub -p krypton-agent --bins
+
+lint-console: rust
+	hack/deps-cache.sh in console cargo clippy $(CARGO_FLAGS) -p krypton-runtime --features console -- -D warnings
 
 run: rust ## Run the hub in the foreground (ARGS='--namespace krypton ...')
 	$(binaries) $(debug)
