@@ -1,5 +1,5 @@
-//! A simulated Kubernetes API server: one ordered store with lists, watches, patches, CRDs and the controllers for
-//! namespaces and workloads, as a state machine without I/O, clock or randomness.
+//! Simulates a Kubernetes API server: one ordered store with lists, watches, patches and CRDs, and the controllers
+//! for namespaces and workloads. The state machine has no I/O, clock or randomness.
 //!
 //! It answers as a real API server does; a conformance table compares the two. It answers 501 to any other request,
 //! because a model must not guess. It knows nothing of Krypton.

@@ -172,8 +172,8 @@ fn replica_set_status(object: &Value) -> Value {
     })
 }
 
-/// Outcome of the pods of a Job, by the command of the first container: `false` fails, `sleep N` succeeds after N
-/// seconds, and any other succeeds immediately.
+/// Outcome of the pods of a Job, by the command of the first container. `false` fails, `sleep N` succeeds after N
+/// seconds, and any other command succeeds immediately.
 enum JobOutcome {
     Succeeds(Duration),
     Fails,

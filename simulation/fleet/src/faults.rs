@@ -16,6 +16,7 @@ use jiff::SignedDuration;
 use krypton_sim_apiserver::server::Snapshot;
 
 use crate::conductor::{Health, Millis, Simulation};
+use crate::hostile;
 use crate::network::Link;
 use crate::observe::Event;
 use crate::plan::{Action, FOREVER, LinkFault, Plan, RequestFault, Scope, ServerFault, Verbs};
@@ -64,6 +65,14 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
             let copy = stage::copy_agent(simulation, edge);
             schedule_end(simulation, action, move |simulation| {
                 simulation.crash(&copy, None)
+            });
+        }
+        Action::HostileAgent { edge, .. } => {
+            let host = hostile::start(simulation, edge);
+            let agent = format!("agent-{edge}");
+            schedule_end(simulation, action, move |simulation| {
+                simulation.crash(&host, None);
+                simulation.start(&agent);
             });
         }
         Action::Skew { host, by } => simulation.skew(host, SignedDuration::from_millis(*by)),

@@ -10,6 +10,7 @@ pub mod conductor;
 pub mod coverage;
 pub mod faults;
 pub mod helm;
+mod hostile;
 pub mod log;
 pub mod network;
 pub mod observe;

@@ -50,7 +50,7 @@ pub enum Event {
     ProcessStarted {
         host: String,
     },
-    /// A process ended by itself, which a running one does not do.
+    /// A process exited without a request or a fault.
     ProcessEnded {
         host: String,
         error: Option<String>,

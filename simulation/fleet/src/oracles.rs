@@ -5,12 +5,13 @@
 //! is the result of the run. Oracles know the stores only from [`Event::Change`], so histories in tests are lists of
 //! observations.
 //!
-//! Two rules need more observations than the conductor makes: the preconditions of deletes need the body of a
+//! Two rules need more observations than the conductor makes. The preconditions of deletes need the body of a
 //! request, and the deadlines of requests need its start.
 
 mod content;
 mod handover;
 mod home;
+mod hostile;
 mod leases;
 mod leaving;
 mod liveness;
@@ -107,7 +108,8 @@ impl Oracles {
             .chain(handover::invariants())
             .chain(liveness::invariants())
             .chain(home::invariants())
-            .chain(placed::invariants());
+            .chain(placed::invariants())
+            .chain(hostile::invariants());
         Self {
             view: View::new(plan),
             oracles: oracles.collect(),

@@ -149,6 +149,8 @@ pub enum Action {
     Suspend { host: String, length: Millis },
     /// Starts a copy of an agent, with its identity and its name, for a time.
     CopyAgent { edge: String, length: Millis },
+    /// Replaces an agent for a time by one that lies to the hub, with the same credentials.
+    HostileAgent { edge: String, length: Millis },
     /// Moves the wall clock of a host.
     Skew { host: String, by: i64 },
     /// Moves all wall clocks, so that certificates become due or expire.
@@ -263,8 +265,8 @@ pub enum MemberAction {
     AddTwin {
         length: Millis,
     },
-    /// Creates Secrets with kubeconfigs in the namespace [`UNTRUSTED_NAMESPACE`] for a time: one with the member's
-    /// name, and one with a new name, which people do not accept.
+    /// Creates two Secrets with kubeconfigs in the namespace [`UNTRUSTED_NAMESPACE`] for a time. One has the member's
+    /// name, the other a new name that people do not accept.
     AddElsewhere {
         length: Millis,
     },
@@ -489,6 +491,7 @@ impl Action {
             | Self::Freeze { length, .. }
             | Self::Suspend { length, .. }
             | Self::CopyAgent { length, .. }
+            | Self::HostileAgent { length, .. }
             | Self::Link { length, .. }
             | Self::Server { length, .. }
             | Self::Restore { after: length, .. }
@@ -542,7 +545,7 @@ impl Action {
             | Self::RotateCa
             | Self::DeleteHomeCrd { .. }
             | Self::PassDays { .. } => Vec::new(),
-            Self::CopyAgent { edge, .. } => vec![edge],
+            Self::CopyAgent { edge, .. } | Self::HostileAgent { edge, .. } => vec![edge],
             Self::Link { from, to, .. } | Self::HalfOpen { from, to } => vec![from, to],
             Self::Crash { host, .. }
             | Self::AtRequest { host, .. }

@@ -120,7 +120,7 @@ impl Process {
         });
     }
 
-    /// Lets it continue after a stop (SIGSTOP): all timers that are due fire at once.
+    /// Lets it continue after a stop (SIGSTOP): all due timers fire immediately.
     pub(crate) fn resume(&mut self, at: Millis) {
         self.stopped_until = None;
         let target = self.world.started + Duration::from_millis(self.local_time(at));

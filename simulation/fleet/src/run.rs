@@ -92,7 +92,7 @@ impl Runner<'_> {
         self.oracles.check_converged(self.simulation.now())
     }
 
-    /// Waits until the fleet has converged. At the end, the oracles report whatever has not.
+    /// Waits until the fleet has converged. At the end, the oracles report what is missing.
     fn converge(&mut self) -> Result<(), Violation> {
         let detection_delay = self.remaining_detection_delay();
         let limit = self.simulation.now() + detection_delay + CONVERGE;

@@ -12,7 +12,8 @@ use crate::run::run;
 const RESTART: u64 = 1_000;
 
 /// Returns copies of the plan with one request fault each. The first and the last write of each object that a host
-/// sends fail, lose their responses, and kill the host. So do the first and the last read of each resource.
+/// sends fail, lose their responses, and kill the host. The same applies to the first and the last read of each
+/// resource.
 ///
 /// # Errors
 /// Returns an error if the plan itself fails, or the machine has no room for the simulation's files.

@@ -16,8 +16,8 @@ const SHORT: u64 = 100;
 /// All request faults would take minutes. This has no common divisor with the three faults of each request.
 const PLAN_STEP: usize = 50;
 
-/// The trace without the lines that real clocks and random file names determine: kube's event recorder names an event
-/// by the time, and Helm's arguments contain paths.
+/// The trace without the lines that real clocks and random file names determine. The event recorder of kube names an
+/// event by the time, and Helm's arguments contain paths.
 fn comparable_trace(plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     let mut record = |observation: &krypton_sim::observe::Observation| {

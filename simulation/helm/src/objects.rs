@@ -231,7 +231,7 @@ pub(crate) struct Update<'a> {
 }
 
 impl Update<'_> {
-    /// Creates and updates the targets, then deletes the originals that are no targets.
+    /// Creates and updates the targets, then deletes the originals that are not targets.
     pub(crate) async fn run(self, api: &Api) -> Result<(), HelmError> {
         let mut errors = Vec::new();
         for target in self.targets {

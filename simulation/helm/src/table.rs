@@ -1,5 +1,5 @@
-//! Compares the simulated Helm with Helm: both run the same steps in their own namespace of one API server, and
-//! must leave the same objects, release Secrets, exit codes and errors.
+//! Compares the simulated Helm with Helm. Both run the same steps in separate namespaces of one API server, and must
+//! leave the same objects, release Secrets, exit codes and errors.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

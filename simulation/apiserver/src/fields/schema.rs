@@ -216,9 +216,9 @@ impl Schema {
         }
     }
 
-    /// Gives an object the form that the decoder of a real server gives it: removes null, empty lists and empty maps,
-    /// adds the structures that are always present, such as `resources` of a container, and moves `stringData` of a
-    /// Secret to `data`. Of a custom resource it changes `metadata` only. [`apply`](super::apply()) and
+    /// Gives an object the form that the decoder of a real server gives it. Removes null, empty lists and empty maps.
+    /// Adds the structures that are always present, such as `resources` of a container. Moves `stringData` of a
+    /// Secret to `data`. Changes only `metadata` of a custom resource. [`apply`](super::apply()) and
     /// [`track_update`](super::track_update) call it.
     pub fn complete(&self, object: &mut Value) {
         if !self.built_in {

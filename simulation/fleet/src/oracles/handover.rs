@@ -37,13 +37,17 @@ pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
 
 /// The end of the last action that an invariant does not expect.
 #[derive(Debug, Default)]
-struct UnexpectedAction {
+pub(super) struct UnexpectedAction {
     until: Millis,
 }
 
 impl UnexpectedAction {
     /// Returns whether the observation is an action that was not expected.
-    fn observe(&mut self, observation: &Observation, expected: impl Fn(&Action) -> bool) -> bool {
+    pub(super) fn observe(
+        &mut self,
+        observation: &Observation,
+        expected: impl Fn(&Action) -> bool,
+    ) -> bool {
         let Some(action) = reported_action(observation).filter(|action| !expected(action)) else {
             return false;
         };
@@ -56,7 +60,7 @@ impl UnexpectedAction {
         true
     }
 
-    fn is_over(&self, now: Millis) -> bool {
+    pub(super) fn is_over(&self, now: Millis) -> bool {
         now > self.until.saturating_add(AFTERMATH)
     }
 }
@@ -70,7 +74,7 @@ fn reported_action(observation: &Observation) -> Option<Action> {
 }
 
 /// Whether the action changes only the content that Krypton installs.
-fn changes_content(action: &Action) -> bool {
+pub(super) fn changes_content(action: &Action) -> bool {
     matches!(
         action,
         Action::Tenant { .. } | Action::Deployment { .. } | Action::Values { .. }
@@ -247,7 +251,7 @@ fn restarted_host(action: &Action) -> Option<(&str, Millis)> {
     }
 }
 
-/// Helm runs to its end, whatever happens to the home cluster and to other hosts.
+/// Faults of the home cluster and of other hosts interrupt no Helm run.
 #[derive(Debug, Default)]
 struct HelmRunsToItsEnd {
     /// The last cause for a process to end its Helm runs, by its host.

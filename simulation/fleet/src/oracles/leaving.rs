@@ -47,7 +47,7 @@ stateless! {
 }
 
 stateless! {
-    /// The hub lets a member go that leaves with its releases only after they are gone.
+    /// The hub removes a member that leaves with its releases only after they are gone.
     ReleasesPrecedeMember, "releases-precede-member",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         let Some((cluster, change, before)) = finalizer_removal(observation, UNINSTALL_FINALIZER) else {

@@ -1,7 +1,7 @@
 //! The state that the fleet must reach after all faults have ended, and then keep.
 //!
-//! A member that a permanent fault separates is excused. So are paused objects, members whose EdgeCluster people have
-//! deleted, and charts whose upgrade fails.
+//! Excused are members that a permanent fault separates, paused objects, members whose EdgeCluster was deleted, and
+//! charts whose upgrade fails.
 
 use std::collections::BTreeSet;
 

@@ -167,7 +167,7 @@ stateless! {
 }
 
 stateless! {
-    /// The copy of one Tenant of home becomes that of another only if people ask for it.
+    /// A copy changes to a different Tenant of home only if people request it.
     CopyKeepsItsOwner, "copy-keeps-its-owner",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         let Some((_, change, before, after)) = object_update(observation) else {

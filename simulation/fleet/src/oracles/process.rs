@@ -42,7 +42,7 @@ stateless! {
 }
 
 stateless! {
-    /// No process ends by itself, except if an API server rejects its credentials.
+    /// No process exits without a request or a fault, unless an API server rejects its credentials.
     NoProcessEnds, "no-process-ends",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         match &observation.event {

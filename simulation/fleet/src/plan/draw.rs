@@ -41,6 +41,10 @@ pub(super) const SHORT: PlanSize = PlanSize {
 };
 /// Pause between two faults of one target.
 const MIN_PAUSE: Millis = 1_000;
+/// An agent lies for a time in so many of 100 plans with an agent.
+const HOSTILE_PLANS: u32 = 20;
+/// Shortest and longest time of that. The shortest chaos has room for the shortest time.
+const HOSTILE_LENGTHS: [Millis; 2] = [1_000, 90_000];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StepKind {
@@ -150,6 +154,7 @@ pub(super) fn plan(seed: u64, size: &PlanSize) -> Plan {
         }
         at += draft.rng.random_range(1..2 * size.mean_pause);
     }
+    draft.add_hostile_agent(seed);
     draft.end_suspensions();
     let PlanDraft {
         settings,
@@ -274,6 +279,27 @@ impl PlanDraft {
         self.add_step(at, action);
     }
 
+    /// Lets an agent lie for a time in some plans. A generator of its own leaves all other draws as they are.
+    fn add_hostile_agent(&mut self, seed: u64) {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x686f_7374);
+        let edges = self.settings.edges.iter();
+        let with_agent: Vec<String> = edges
+            .filter(|edge| edge.agent_host().is_some())
+            .map(|edge| edge.name.clone())
+            .collect();
+        if with_agent.is_empty() || rng.random_range(0..100) >= HOSTILE_PLANS {
+            return;
+        }
+        let at = rng.random_range(0..self.settings.chaos / 2);
+        let [shortest, longest] = HOSTILE_LENGTHS;
+        let longest = longest.min(self.settings.chaos - at - MIN_PAUSE);
+        let action = Action::HostileAgent {
+            edge: with_agent[rng.random_range(0..with_agent.len())].clone(),
+            length: rng.random_range(shortest..=longest),
+        };
+        self.add_step(at, action);
+    }
+
     /// Ends the suspensions by people.
     fn end_suspensions(&mut self) {
         let end = self.settings.chaos;
@@ -307,6 +333,7 @@ fn exclusive_target(action: &Action) -> Option<String> {
         | Action::AtRequest { host, .. }
         | Action::Freeze { host, .. }
         | Action::Suspend { host, .. } => format!("host {host}"),
+        Action::HostileAgent { edge, .. } => format!("host agent-{edge}"),
         // The conductor holds one state for each direction.
         Action::Link { from, to, .. } if from < to => format!("link {from} {to}"),
         Action::Link { from, to, .. } => format!("link {to} {from}"),

@@ -76,7 +76,7 @@ fn every_kind_of_step_is_drawn() {
             }
         })
         .collect();
-    assert_eq!(verbs.len(), 69, "{verbs:#?}");
+    assert_eq!(verbs.len(), 70, "{verbs:#?}");
 }
 
 #[test]
@@ -119,6 +119,7 @@ fn step_is_printed_as_readable_line() {
         "1.000 stop hub-0 for 4.000",
         "1.000 stop agent-edge-1 for ever",
         "1.000 copy-agent edge-1 for 5.000",
+        "1.000 hostile-agent edge-1 for 5.000",
         "1.000 member edge-1 add-twin for 5.000",
         "1.000 rotate-ca",
         "9.000 tenant home/t1 create on edge-2",

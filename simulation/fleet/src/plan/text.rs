@@ -114,6 +114,9 @@ impl fmt::Display for Action {
             Self::CopyAgent { edge, length } => {
                 write!(f, "copy-agent {edge} for {}", Seconds(*length))
             }
+            Self::HostileAgent { edge, length } => {
+                write!(f, "hostile-agent {edge} for {}", Seconds(*length))
+            }
             Self::Skew { host, by } => write!(f, "skew {host} by {}", SignedSeconds(*by)),
             Self::Link {
                 from,
@@ -515,6 +518,10 @@ fn parse_host_action(words: &[&str]) -> Option<Action> {
             length: parse_seconds(length)?,
         },
         ["copy-agent", edge, "for", length] => Action::CopyAgent {
+            edge: (*edge).to_owned(),
+            length: parse_seconds(length)?,
+        },
+        ["hostile-agent", edge, "for", length] => Action::HostileAgent {
             edge: (*edge).to_owned(),
             length: parse_seconds(length)?,
         },
