@@ -5,9 +5,20 @@ use std::{
     ffi::OsString,
     ops::{Deref, DerefMut},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result, anyhow};
+use arc_swap::ArcSwap;
+use krypton_agent::session::connect::Dialer;
+use krypton_hub::ca::Authority;
+use krypton_runtime::{
+    clock,
+    tls::{self, Credential},
+};
+use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
 
 use crate::{
     daemon::{Daemon, DaemonStart, Program},
@@ -118,6 +129,24 @@ impl Agent {
         })?;
         Ok(Self(daemon))
     }
+}
+
+/// Returns a dialer with its own key and certificate for this member, as after enrollment.
+pub fn enrolled_dialer(
+    authority: &Authority,
+    (name, uid): (&str, &str),
+    hub: &str,
+) -> Result<Arc<Dialer>> {
+    let key = KeyPair::generate().context("generating a key")?;
+    let request = CertificateParams::default().serialize_request(&key)?;
+    let (now, lifetime) = (clock::wall(), AGENT_CERTIFICATE_LIFE);
+    let certificates = authority.sign_agent(request.der(), name, uid, now, lifetime)?;
+    let key = PrivateKeyDer::try_from(key.serialize_der())
+        .map_err(|error| anyhow!("reading a key: {error}"))?;
+    let credential = Credential { certificates, key };
+    let tls = tls::client_config(&authority.roots(), Some(credential))?;
+    let tls = Arc::new(ArcSwap::from_pointee(tls));
+    Ok(Arc::new(Dialer::new(vec![hub.to_owned()], tls)))
 }
 
 // A hub and an agent differ only in how they start.

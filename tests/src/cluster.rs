@@ -30,7 +30,7 @@ use tempfile::TempDir;
 
 use crate::{
     port::Port,
-    process::{Invocation, Process, kill_all},
+    process::{ChildProcess, Invocation, kill_all},
     tools::Tools,
     wait::eventually_within,
 };
@@ -75,7 +75,7 @@ pub struct Cluster {
     /// The current token, and the token that also stays valid after the next rotation.
     tokens: Mutex<(String, String)>,
     parts: Parts,
-    processes: Mutex<BTreeMap<&'static str, Process>>,
+    processes: Mutex<BTreeMap<&'static str, ChildProcess>>,
     config: Config,
     folder: Option<TempDir>,
     lease: Option<PlaneLease>,
@@ -401,7 +401,10 @@ impl Cluster {
 
     /// Process IDs of all running components.
     pub fn pids(&self) -> Vec<u32> {
-        lock(&self.processes).values().map(Process::pid).collect()
+        lock(&self.processes)
+            .values()
+            .map(ChildProcess::pid)
+            .collect()
     }
 
     /// Sends a signal to all running components.
@@ -439,7 +442,7 @@ impl Cluster {
             Entry::Vacant(vacant) => {
                 let log = self.folder().join(format!("{}.log", component.name()));
                 let invocation = self.components.invocation(component);
-                vacant.insert(Process::spawn(component.name(), &invocation, &log)?);
+                vacant.insert(ChildProcess::spawn(component.name(), &invocation, &log)?);
                 Ok(())
             }
         }
@@ -459,7 +462,7 @@ impl Cluster {
         let waiting = eventually_within(what, START_DEADLINE, async || {
             let checked = lock(&self.processes)
                 .values_mut()
-                .try_for_each(Process::check_running);
+                .try_for_each(ChildProcess::check_running);
             match checked {
                 Ok(()) => Ok(check().await?.map(Ok)),
                 Err(error) => Ok(Some(Err(error))),

@@ -16,8 +16,9 @@ use tempfile::TempDir;
 
 use crate::{
     cluster::path_with,
+    load::{self, Memory},
     port::Port,
-    process::{Invocation, Process, log_end},
+    process::{ChildProcess, Invocation, log_end},
     tools::Tools,
     wait::{eventually, eventually_within},
 };
@@ -25,8 +26,6 @@ use crate::{
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Helm runs end first: gracefully for 20 s, then by force.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
-/// USER_HZ, the unit of times in /proc, which is 100 for every architecture's user space.
-const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A program of this workspace, and the variable that overrides its path.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +108,7 @@ const AS_FIRST_PROCESS: [&str; 7] = [
 #[derive(Debug)]
 pub struct Daemon {
     name: &'static str,
-    process: Process,
+    process: ChildProcess,
     metrics: Port,
     health: Port,
     debug: Port,
@@ -167,7 +166,7 @@ impl Daemon {
         for (name, value) in start.env {
             invocation = invocation.env(name, value);
         }
-        let process = Process::spawn(name, &invocation, &folder.path().join("log"))?;
+        let process = ChildProcess::spawn(name, &invocation, &folder.path().join("log"))?;
         Ok(Self {
             name,
             process,
@@ -289,12 +288,12 @@ impl Daemon {
 
     /// Returns the resident memory without that of its children.
     pub fn rss_bytes(&self) -> Result<u64> {
-        rss_bytes(&self.proc("status")?)
+        Ok(Memory::read(&self.proc("status")?)?.resident)
     }
 
     /// Returns the CPU time since the start, including that of ended children (Helm).
     pub fn cpu_seconds(&self) -> Result<f64> {
-        cpu_seconds(&self.proc("stat")?)
+        Ok(load::times(&self.proc("stat")?)?.iter().sum())
     }
 
     /// Returns the number of open sockets.
@@ -348,52 +347,9 @@ async fn fetch(url: &str) -> Result<String> {
         .await?)
 }
 
-fn rss_bytes(status: &str) -> Result<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line
-        .and_then(|line| line.trim().strip_suffix(" kB"))
-        .context("no VmRSS")?;
-    Ok(kib
-        .parse::<u64>()
-        .with_context(|| format!("VmRSS of {kib}"))?
-        * 1024)
-}
-
-/// Returns utime + stime + cutime + cstime from proc(5)'s stat.
-fn cpu_seconds(stat: &str) -> Result<f64> {
-    // The second field is the name in parentheses and may contain any character. The other fields are numbers.
-    let (_, fields) = stat
-        .rsplit_once(')')
-        .context("no name in /proc/<pid>/stat")?;
-    let times: Vec<u64> = fields
-        .split_whitespace()
-        .skip(11)
-        .take(4)
-        .map(str::parse)
-        .collect::<Result<_, _>>()?;
-    if times.len() != 4 {
-        bail!("/proc/<pid>/stat ends early");
-    }
-    Ok(times.iter().sum::<u64>() as f64 / TICKS_PER_SECOND)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cpu_time_includes_children_despite_odd_name() {
-        let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 200 0 0 150 50 1000 300 20 0 9 0 7 8 9";
-        assert_eq!(cpu_seconds(stat).unwrap(), 15.0);
-        assert!(cpu_seconds("42 (hub) S 1 2").is_err());
-    }
-
-    #[test]
-    fn resident_memory_is_read_in_bytes() {
-        let status = "Name:\tkrypton-hub\nVmHWM:\t  900 kB\nVmRSS:\t   12 kB\n";
-        assert_eq!(rss_bytes(status).unwrap(), 12 * 1024);
-        assert!(rss_bytes("Name:\tzombie\n").is_err());
-    }
 
     #[test]
     fn flag_is_recognised_with_or_without_value() {

@@ -216,6 +216,25 @@ impl FleetClient {
         .await
     }
 
+    /// Waits until a Tenant's condition of this type is as expected, and returns its message.
+    pub async fn wait_for_condition(
+        &self,
+        name: &str,
+        type_: &str,
+        is_expected: impl Fn(&Condition) -> bool,
+    ) -> Result<String> {
+        let api = self.tenants();
+        let what = format!("{type_} of Tenant {}", self.describe_tenant(name));
+        eventually(&what, async || {
+            let status = api.get(name).await?.status.unwrap_or_default();
+            match condition(&status.conditions, type_) {
+                Some(found) if is_expected(found) => Ok(Some(found.message.clone())),
+                found => bail!("{found:?}"),
+            }
+        })
+        .await
+    }
+
     /// Like `wait_for`. Returns the message of the first condition.
     pub async fn condition_message(
         &self,
@@ -335,6 +354,16 @@ impl FleetClient {
     pub async fn namespace(&self, name: &str) -> Result<Option<Namespace>> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         Ok(namespaces.get_opt(name).await?)
+    }
+
+    /// Waits until the namespace is gone.
+    pub async fn wait_for_namespace_deletion(&self, name: &str) -> Result<()> {
+        let what = format!("namespace {name} to be gone");
+        eventually(&what, async || match self.namespace(name).await? {
+            None => Ok(Some(())),
+            Some(namespace) => bail!("{:?}", namespace.status),
+        })
+        .await
     }
 
     /// Makes a cluster a member: writes its kubeconfig into a Secret with the discovery label. Replaces an existing
@@ -547,48 +576,32 @@ pub async fn wait_for_helm_exit(folder: &Path) -> Result<()> {
 
 /// Returns the command lines of running Helm processes whose arguments name a path in `folder`.
 pub fn helm_processes(folder: &Path) -> Vec<String> {
-    let folder = folder.display().to_string();
-    let Ok(processes) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    processes
-        .filter_map(|entry| {
-            let line = fs::read(entry.ok()?.path().join("cmdline")).ok()?;
-            let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            (is_helm_run(&line) && line.contains(&folder)).then_some(line)
-        })
-        .collect()
-}
-
-fn is_helm_run(line: &str) -> bool {
-    ["upgrade --install", "install --replace", "uninstall --wait"]
-        .iter()
-        .any(|verb| line.contains(verb))
+    helm_runs(folder).map(|(_, line)| line).collect()
 }
 
 /// Kills the running Helm processes whose arguments name a path in `folder`, without their supervisors. Returns their
 /// number.
 pub fn kill_helm(folder: &Path) -> Result<usize> {
-    let folder = folder.display().to_string();
     let mut killed = 0;
-    for entry in fs::read_dir("/proc").context("reading /proc")?.flatten() {
-        let Ok(line) = fs::read(entry.path().join("cmdline")) else {
-            continue;
-        };
-        let line = String::from_utf8_lossy(&line).replace('\0', " ");
-        let pid = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok());
-        let supervisor = line.contains(" helm-run ");
-        if is_helm_run(&line)
-            && line.contains(&folder)
-            && !supervisor
-            && let Some(pid) = pid.and_then(Pid::from_raw)
-        {
+    for (pid, line) in helm_runs(folder) {
+        if !line.contains(" helm-run ") {
             kill_process(pid, Signal::KILL).with_context(|| format!("killing {line}"))?;
             killed += 1;
         }
     }
     Ok(killed)
+}
+
+fn helm_runs(folder: &Path) -> impl Iterator<Item = (Pid, String)> {
+    let folder = folder.display().to_string();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(move |entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        let is_helm_run = ["upgrade --install", "install --replace", "uninstall --wait"]
+            .iter()
+            .any(|verb| line.contains(verb));
+        (is_helm_run && line.contains(&folder)).then_some((Pid::from_raw(pid)?, line))
+    })
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     ops::{Deref, DerefMut},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -85,6 +85,11 @@ pub struct Hub {
 }
 
 impl Hub {
+    /// Returns the path of the hub binary, which is also the supervisor that runs Helm.
+    pub fn program() -> Result<PathBuf> {
+        PROGRAM.find()
+    }
+
     /// Starts the hub binary from `KRYPTON_HUB_BIN`, or from the directory of this executable.
     ///
     /// Doesn't wait until the hub is ready: use `wait_ready`. Use `wait` if the test expects a refusal.

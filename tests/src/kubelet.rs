@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::{
     cluster::Cluster,
     port::Port,
-    process::{Invocation, Process},
+    process::{ChildProcess, Invocation},
     tools::Tools,
     wait::eventually_within,
 };
@@ -39,7 +39,7 @@ pub struct ForwardedPod {
 /// A running kubelet. Dropping it stops it, but keeps the node and the pods.
 #[derive(Debug)]
 pub struct Kubelet {
-    _process: Process,
+    _process: ChildProcess,
     _port: Port,
     _folder: TempDir,
 }
@@ -76,7 +76,7 @@ impl Kubelet {
                 "--manage-nodes-with-label-selector=played=never",
             ])
             .env("HOME", folder.path());
-        let mut process = Process::spawn("kubelet", &invocation, &file("log"))?;
+        let mut process = ChildProcess::spawn("kubelet", &invocation, &file("log"))?;
         let url = format!("http://{}/healthz", port.address());
         eventually_within("the kubelet to listen", DEADLINE, async || {
             match process.check_running() {

@@ -139,14 +139,14 @@ impl Invocation {
 
 /// A running child with its log. Dropping it kills its process group.
 #[derive(Debug)]
-pub struct Process {
+pub struct ChildProcess {
     name: String,
     child: Child,
     log: PathBuf,
     lifeline: Option<ChildStdin>,
 }
 
-impl Process {
+impl ChildProcess {
     /// Starts `invocation` and appends its stdout and stderr to `log`.
     pub fn spawn(name: &str, invocation: &Invocation, log: &Path) -> Result<Self> {
         let out = File::options()
@@ -240,14 +240,14 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 /// Kills several processes: signals all before it waits for the first.
-pub fn kill_all<'a>(processes: impl IntoIterator<Item = &'a mut Process>) {
+pub fn kill_all<'a>(processes: impl IntoIterator<Item = &'a mut ChildProcess>) {
     let mut killed: Vec<_> = processes.into_iter().collect();
     killed.iter_mut().for_each(|process| process.send_kill());
     killed.iter_mut().for_each(|process| process.kill());

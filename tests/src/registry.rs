@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use crate::{
     chart_repository::ChartSource,
     port::Port,
-    process::{Invocation, Process},
+    process::{ChildProcess, Invocation},
     tools::Tools,
     wait::eventually_within,
 };
@@ -54,7 +54,7 @@ pub struct Registry {
     folder: TempDir,
     port: Port,
     login: Login,
-    process: Process,
+    process: ChildProcess,
     token_server: Option<FakeTokenServer>,
 }
 
@@ -104,7 +104,7 @@ impl Registry {
             .arg("serve")
             .arg(&file)
             .env("OTEL_TRACES_EXPORTER", "none");
-        let mut process = Process::spawn("registry", &invocation, &path.join("log"))?;
+        let mut process = ChildProcess::spawn("registry", &invocation, &path.join("log"))?;
         let address = port.address();
         eventually_within("the registry to listen", DEADLINE, async || {
             process.check_running()?;

@@ -17,10 +17,10 @@ use serde_json::json;
 
 /// The API server. It serves no watches.
 #[derive(Clone, Debug)]
-pub struct SimulatedHome(Arc<Mutex<State>>);
+pub struct SimulatedHome(Arc<Mutex<StoppableServer>>);
 
 #[derive(Debug)]
-struct State {
+struct StoppableServer {
     server: ApiServer,
     stopped: bool,
 }
@@ -39,7 +39,7 @@ impl SimulatedHome {
         };
         let server = ApiServer::new(options, wall());
         let stopped = false;
-        let home = Self(Arc::new(Mutex::new(State { server, stopped })));
+        let home = Self(Arc::new(Mutex::new(StoppableServer { server, stopped })));
         let crds: Api<CustomResourceDefinition> = Api::all(home.client());
         for crd in krypton_crds::all() {
             crds.create(&PostParams::default(), &crd).await?;
@@ -73,7 +73,7 @@ impl SimulatedHome {
         self.state().stopped = true;
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StoppableServer> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

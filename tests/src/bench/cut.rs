@@ -14,10 +14,10 @@ use kube::{Api, api::DeleteParams};
 use serde_json::json;
 
 use crate::{
-    fan_out::{DEADLINE, Stage, allow_files},
     krypton::with_log,
     log_progress,
-    simulated::{AgentObservation, Agents, Member},
+    simulated::{Agents, Member},
+    stage::Stage,
     table::{at_most, fixed, table},
 };
 
@@ -72,10 +72,7 @@ impl fmt::Display for CutTimes {
 }
 
 pub(crate) async fn measure(options: &Options) -> Result<Vec<CutTimes>> {
-    allow_files(options.agents)?;
-    log_progress("cut: starting home and hub");
-    let mut stage = Stage::start().await?;
-    stage.hub.wait_ready(DEADLINE).await?;
+    let stage = Stage::start("cut", options.agents).await?;
     let mut lines = Vec::new();
     for cause in [Cause::Ban, Cause::Delete] {
         for pacing in [Pacing::InTurn, Pacing::AtOnce] {
@@ -96,18 +93,7 @@ async fn measure_case(
 ) -> Result<CutTimes> {
     let prefix = format!("{cause:?}-{pacing:?}").to_lowercase();
     let members = stage.create_members(&prefix, options.agents).await?;
-    let agents = Agents::start(stage.enroll(&members).await?);
-    agents
-        .wait_for_all(
-            "have a session",
-            DEADLINE,
-            |observation: &AgentObservation| observation.up,
-        )
-        .await?;
-    let desired = |observation: &AgentObservation| observation.desired.map(|(_, at)| at);
-    agents
-        .wait_for_all("have a desired state", DEADLINE, desired)
-        .await?;
+    let agents = Agents::start_and_wait(stage.enroll(&members).await?).await?;
     let concurrency = match pacing {
         Pacing::InTurn => 1,
         Pacing::AtOnce => members.len(),
@@ -117,7 +103,7 @@ async fn measure_case(
         let (api, agents) = (api.clone(), &agents);
         async move {
             let responded_at = cut(&api, cause, member).await?;
-            let ended_at = agents.wait_for_session_end(index, DEADLINE).await?;
+            let ended_at = agents.wait_for_session_end(index).await?;
             // The stream can end before the API server responds.
             Ok::<_, anyhow::Error>(ended_at.saturating_duration_since(responded_at))
         }

@@ -1,49 +1,32 @@
 //! Measures one hub with a thousand agents: the propagation of a change, the hub's resource usage, and the reconnection
 //! of all agents after a crash.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
-use krypton_hub::ca::Authority;
-use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts, eventually_within,
-    fleet::{HUB_NAMESPACE, ValuesFile, condition, values_flag},
-};
-use krypton_types::{desired::Version, names::CA_SECRET};
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus};
+use krypton_tests::{eventually_within, fleet::condition};
+use krypton_types::desired::Version;
 
 use anyhow::{Context, Result, bail};
-use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, ResourceExt, api::PostParams};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tempfile::TempDir;
+use kube::Api;
 
 use crate::{
-    CHART, CHART_VERSION,
     arrivals::Arrivals,
     histogram::Histogram,
     krypton::{SETTLE, with_log},
     load::{self, CpuTimes, Memory},
     log_progress,
     machine::OtherLoad,
-    simulated::{AgentObservation, Agents, Enrolled, Member},
-    traffic::{Traffic, dedicated_kubeconfig},
+    simulated::{AgentObservation, Agents, DEADLINE},
+    stage::{Stage, number},
+    traffic::Traffic,
 };
 
 const PROPAGATION: &str = "krypton_hub_desired_propagation_seconds";
 const HANDSHAKES: &str = "krypton_hub_handshakes_in_flight_max";
-const CREATE_CONCURRENCY: usize = 16;
-pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 /// Interval between CPU readings while idle. Long compared to the unit of CPU time, and short compared to the minute
 /// between two writes of `lastSeen`.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
-/// Size of the chart's values, which every member receives.
-const VALUES_BYTES: usize = 2048;
-/// Number of files for other purposes than connections.
-const OTHER_FILES: u64 = 256;
 /// After a link is established, the agent sends its full report within this time.
 const FULL_REPORT_DELAY: Duration = Duration::from_secs(1);
 const RESYNC: &str = "requesting all of them";
@@ -151,43 +134,14 @@ pub(crate) struct RestartResults {
     pub(crate) other_cores: f64,
 }
 
-/// A home with its hub, for agents without clusters.
-pub(crate) struct Stage {
-    pub(crate) hub: Hub,
-    values: ValuesFile,
-    pub(crate) home: Cluster,
-    kubeconfig: std::path::PathBuf,
-    _folder: TempDir,
-}
-
 pub(crate) async fn measure(options: &Options) -> Result<FanOutResults> {
-    allow_files(options.agents)?;
-    log_progress("fan-out: starting home and hub");
-    let mut stage = Stage::start().await?;
+    let mut stage = Stage::start("fan-out", options.agents).await?;
     let outcome = Box::pin(stage.measure(options)).await;
     outcome.map_err(|error| with_log(error, &stage.hub))
 }
 
 impl Stage {
-    pub(crate) async fn start() -> Result<Self> {
-        let home = Cluster::start("home", Parts::ControlPlane).await?;
-        let folder = TempDir::with_prefix("krypton-bench-").context("creating a folder")?;
-        let kubeconfig = folder.path().join("home.kubeconfig");
-        fs::write(&kubeconfig, dedicated_kubeconfig(&home).await?)
-            .context("writing the hub's kubeconfig")?;
-        let values = ValuesFile::new(&values_yaml(0))?;
-        let hub = Hub::start(&HubOptions::new(&kubeconfig).args(flags(&values)))?;
-        Ok(Self {
-            hub,
-            values,
-            home,
-            kubeconfig,
-            _folder: folder,
-        })
-    }
-
     async fn measure(&mut self, options: &Options) -> Result<FanOutResults> {
-        self.hub.wait_ready(DEADLINE).await?;
         let count = options.agents;
         log_progress(&format!("fan-out: creating {count} EdgeClusters"));
         let members = self.create_members("simulated", count).await?;
@@ -228,36 +182,6 @@ impl Stage {
         })
     }
 
-    pub(crate) async fn create_members(&self, prefix: &str, count: u32) -> Result<Vec<Member>> {
-        let api: Api<EdgeCluster> = Api::all(self.home.client());
-        let creations = (0..count).map(|number| {
-            let api = api.clone();
-            async move {
-                let name = format!("{prefix}-{number:04}");
-                let object = EdgeCluster::new(&name, EdgeClusterSpec::default());
-                let created = api.create(&PostParams::default(), &object).await?;
-                let uid = created.uid().context("an EdgeCluster without a UID")?;
-                Ok::<_, anyhow::Error>(Member { name, uid })
-            }
-        });
-        let creating = stream::iter(creations).buffer_unordered(CREATE_CONCURRENCY);
-        creating.try_collect().await.context("making EdgeClusters")
-    }
-
-    /// Issues certificates from the hub's CA, once the hub has created it.
-    pub(crate) async fn enroll(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
-        let client = self.home.client();
-        let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
-        eventually_within("the hub's CA", DEADLINE, async || {
-            Ok(secrets.get_opt(CA_SECRET).await?.map(drop))
-        })
-        .await?;
-        let authority = Authority::load_or_create(client, HUB_NAMESPACE, "bench.krypton").await?;
-        let hub = self.hub.agents_address().to_string();
-        let enroll = |member| Enrolled::new(&authority, member, &hub);
-        members.iter().map(enroll).collect()
-    }
-
     async fn watch(&self) -> Result<Arrivals<EdgeCluster>> {
         Arrivals::watch(Api::all(self.home.client())).await
     }
@@ -272,9 +196,7 @@ impl Stage {
         before: CpuTimes,
     ) -> Result<ConnectResults> {
         let connected_at = |observation: &AgentObservation| observation.up.filter(|up| *up > clock);
-        let times = agents
-            .wait_for_all("have a session", DEADLINE, connected_at)
-            .await?;
+        let times = agents.wait_for_all("have a session", connected_at).await?;
         let hub = CpuTimes::read_for(self.hub.pid())?.since(&before);
         let ends = times.first().zip(times.last());
         let (first, last) = ends.context("no agents")?;
@@ -289,7 +211,7 @@ impl Stage {
                 .map(|(_, at)| at)
         };
         agents
-            .wait_for_all("have a desired state", DEADLINE, desired_at)
+            .wait_for_all("have a desired state", desired_at)
             .await?;
         let version = agents.version().context("no desired state")?;
         let count = u32::try_from(times.len()).context("counting agents")?;
@@ -401,21 +323,6 @@ impl Stage {
         })
     }
 
-    /// Changes the chart's values. Returns the times at which the agents received them, in ascending order.
-    pub(crate) async fn change(&self, agents: &Agents, round: u32) -> Result<Vec<Instant>> {
-        let previous_version = agents.version();
-        self.values.write(&values_yaml(round))?;
-        let received_at = |observation: &AgentObservation| {
-            let later = observation
-                .desired
-                .filter(|(version, _)| Some(*version) > previous_version);
-            later.map(|(_, at)| at)
-        };
-        agents
-            .wait_for_all("have the change", DEADLINE, received_at)
-            .await
-    }
-
     async fn propagation(&self) -> Result<Histogram> {
         Histogram::read(&self.hub.metrics().await?, PROPAGATION)
     }
@@ -466,15 +373,13 @@ impl Stage {
     ) -> Result<RestartResults> {
         let watch = self.watch().await?;
         let clock = Instant::now();
-        self.hub.kill9().await?;
-        let options = HubOptions::new(&self.kubeconfig).args(flags(&self.values));
-        self.hub = Hub::start(&options.on_port_of(&self.hub))?;
+        self.restart_hub().await?;
         let other_load = OtherLoad::watch(self.known_cpu_seconds()?)?;
         let confirmed = async {
             let connected_at =
                 |observation: &AgentObservation| observation.up.filter(|up| *up > clock);
             agents
-                .wait_for_all("have a session again", DEADLINE, connected_at)
+                .wait_for_all("have a session again", connected_at)
                 .await?;
             self.wait_for_confirmations(u64::from(count)).await?;
             tokio::time::sleep(FULL_REPORT_DELAY).await;
@@ -499,28 +404,6 @@ impl Stage {
     fn count_resyncs(&self) -> Result<usize> {
         Ok(self.hub.log()?.matches(RESYNC).count())
     }
-
-    /// Returns the CPU time of all processes of the benchmark.
-    pub(crate) fn known_cpu_seconds(&self) -> Result<f64> {
-        load::total_seconds(&[self.home.pids(), vec![self.hub.pid()]].concat())
-    }
-}
-
-fn flags(values: &ValuesFile) -> Vec<String> {
-    vec![
-        format!("--namespace={HUB_NAMESPACE}"),
-        // Not fetched, because no cluster is behind the agents.
-        "--chart-repo=https://charts.example.org".to_owned(),
-        format!("--chart-name={CHART}"),
-        format!("--chart-version={CHART_VERSION}"),
-        values_flag(values),
-        "--self-cluster=false".to_owned(),
-    ]
-}
-
-/// Returns values of a typical size.
-fn values_yaml(round: u32) -> String {
-    format!("round: {round}\nrest: {}\n", "x".repeat(VALUES_BYTES))
 }
 
 /// Returns the reason why the EdgeCluster doesn't show its agent as connected, at this desired state and with this
@@ -549,15 +432,6 @@ fn check_shown(object: &EdgeCluster, version: Version, tenants: u32) -> Result<(
     }
 }
 
-/// Returns a number from a Prometheus text. `name` includes the labels.
-pub(crate) fn number(metrics: &str, name: &str) -> Result<u64> {
-    let line = metrics.lines().find_map(|line| line.strip_prefix(name));
-    let value = line.with_context(|| format!("no metric {name}"))?.trim();
-    value
-        .parse()
-        .with_context(|| format!("metric {name} is {value}"))
-}
-
 fn milli_cores(seconds: f64, span: Duration) -> f64 {
     1000.0 * seconds / span.as_secs_f64()
 }
@@ -574,24 +448,6 @@ fn max_within(moments: &[Instant], span: Duration) -> usize {
         .map(from)
         .max()
         .unwrap_or_default()
-}
-
-/// Raises the limit of open files. This process has the agents' ends of all connections. The hub has the other ends,
-/// and inherits the limit.
-pub(crate) fn allow_files(agents: u32) -> Result<()> {
-    let needed = u64::from(agents) + OTHER_FILES;
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current.is_none_or(|current| current >= needed) {
-        return Ok(());
-    }
-    if maximum.is_some_and(|maximum| maximum < needed) {
-        bail!("{agents} agents need {needed} open files; raise the limit ('ulimit -Hn')");
-    }
-    let limit = Rlimit {
-        current: Some(needed),
-        maximum,
-    };
-    setrlimit(Resource::Nofile, limit).context("raising the limit of open files")
 }
 
 #[cfg(test)]

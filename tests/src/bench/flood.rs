@@ -14,13 +14,13 @@ use krypton_tests::{
 use tokio::task::JoinSet;
 
 use crate::{
-    fan_out::{DEADLINE, Stage, allow_files, number},
     krypton::SETTLE,
     load::CpuTimes,
     log_progress,
     machine::OtherLoad,
     raw_agent::{Samples, flood, probe},
-    simulated::{AgentObservation, Agents, Enrolled},
+    simulated::{Agents, Enrolled},
+    stage::{Stage, number},
     table::{at_most, fixed, table},
 };
 
@@ -89,10 +89,8 @@ pub(crate) async fn measure(options: &Options) -> Result<FloodResults> {
             .iter()
             .map(|(flood_count, _)| flood_count)
             .sum::<u32>();
-    allow_files(2 * options.agents + floods)?;
-    log_progress("flood: starting home and hub");
-    let mut stage = Stage::start().await?;
-    stage.hub.wait_ready(DEADLINE).await?;
+    let count = 2 * options.agents + floods;
+    let stage = Stage::start("flood", count).await?;
     let edge = Cluster::start("edge", Parts::ControlPlane).await?;
     let server = AnsweringProxy::start(&edge).await?;
     let kubeconfig = std::fs::read_to_string(server.kubeconfig())?;
@@ -100,20 +98,13 @@ pub(crate) async fn measure(options: &Options) -> Result<FloodResults> {
     fleet_client.add_member(HOSTILE, &kubeconfig).await?;
     let healthy = [("Healthy", "True", "Reconciling")];
     fleet_client.wait_for_member(HOSTILE, &healthy).await?;
-    let members = stage
-        .create_members("simulated", 2 * options.agents + floods)
-        .await?;
+    let members = stage.create_members("simulated", count).await?;
     let mut enrolled = stage.enroll(&members).await?;
     let mut split = |count: u32| -> Vec<Enrolled> {
         let rest = enrolled.len().saturating_sub(count as usize);
         enrolled.split_off(rest)
     };
-    let agents = Agents::start(split(options.agents));
-    let desired_at =
-        |observation: &AgentObservation| observation.up.and(observation.desired).map(|(_, at)| at);
-    agents
-        .wait_for_all("have a desired state", DEADLINE, desired_at)
-        .await?;
+    let agents = Agents::start_and_wait(split(options.agents)).await?;
     let (mut probes, samples) = (JoinSet::new(), Samples::default());
     for (index, enrolled) in split(options.agents).into_iter().enumerate() {
         let offset = index as f64 / f64::from(options.agents);

@@ -1,11 +1,17 @@
 //! Describes the machine, and measures the CPU usage of other processes.
 
-use std::{fs, path::Path, time::Instant};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use krypton_tests::{Tools, process::Invocation};
+use krypton_tests::{
+    Tools,
+    load::{self, read},
+    process::Invocation,
+};
 
-use crate::{CHART, CHART_VERSION, load};
+use crate::{CHART, CHART_VERSION};
+
+const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Returns the cores, memory, kernel, load and versions of the measured programs.
 pub(crate) async fn describe() -> Result<String> {
@@ -26,7 +32,7 @@ pub(crate) async fn describe() -> Result<String> {
         let invocation = Invocation::new(tools.binary(tool)).args(args.iter().copied());
         let version = invocation
             .env("HOME", "/nonexistent")
-            .output(load::COMMAND_DEADLINE)
+            .output(COMMAND_DEADLINE)
             .await?;
         Ok::<_, anyhow::Error>(version.lines().next().unwrap_or_default().trim().to_owned())
     };
@@ -64,9 +70,4 @@ impl OtherLoad {
         let other_seconds = (load::busy_seconds()? - self.busy) - (known - self.known);
         Ok((other_seconds / self.since.elapsed().as_secs_f64()).max(0.0))
     }
-}
-
-pub(crate) fn read(path: impl AsRef<Path>) -> Result<String> {
-    let path = path.as_ref();
-    fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }

@@ -11,19 +11,19 @@ use krypton_hub::tenants::{ReportState, TenantReportChanges, TenantReports};
 use krypton_tests::eventually_within;
 use krypton_types::{
     conditions::{State, Truth, reason},
-    tenant::{TenantKey, TenantReport},
+    tenant::TenantReport,
 };
 
 use anyhow::{Context, Result, bail};
 use kube::{Api, api::PostParams};
 
 use crate::{
-    fan_out::{DEADLINE, Stage, allow_files, number},
     krypton::SETTLE,
     load::CpuTimes,
     log_progress,
     machine::OtherLoad,
-    simulated::{AgentObservation, Agents, installed_report},
+    simulated::{Agents, DEADLINE, installed_report, tenant_key},
+    stage::{Stage, number},
     table::{fixed, table},
     traffic::Traffic,
 };
@@ -70,13 +70,6 @@ pub(crate) struct ReportResults {
     other_cores: f64,
 }
 
-fn key(number: u32) -> TenantKey {
-    TenantKey {
-        namespace: "default".to_owned(),
-        name: crate::name(number),
-    }
-}
-
 /// Returns a report that differs in each round. For odd Tenants, every third report is not ready. Agents send only the
 /// latest report. If it were every second one, the hub could always observe the same state.
 fn report(round: u64, number: u32) -> TenantReport {
@@ -93,22 +86,14 @@ pub(crate) async fn measure(options: &Options) -> Result<ReportResults> {
     log_progress(&format!(
         "reports: the store alone processes {store_alone:.0} a second"
     ));
-    allow_files(options.agents)?;
-    log_progress("reports: starting home and hub");
-    let mut stage = Stage::start().await?;
-    stage.hub.wait_ready(DEADLINE).await?;
+    let stage = Stage::start("reports", options.agents).await?;
     let members = stage.create_members("simulated", options.agents).await?;
     let tenants: Api<Tenant> = Api::namespaced(stage.home.client(), "default");
     for number in 0..options.tenants {
         let tenant = Tenant::new(&crate::name(number), TenantSpec::default());
         tenants.create(&PostParams::default(), &tenant).await?;
     }
-    let agents = Agents::start(stage.enroll(&members).await?);
-    let desired_at =
-        |observation: &AgentObservation| observation.up.and(observation.desired).map(|(_, at)| at);
-    agents
-        .wait_for_all("have a desired state", DEADLINE, desired_at)
-        .await?;
+    let agents = Agents::start_and_wait(stage.enroll(&members).await?).await?;
     agents.report_tenants(options.tenants);
     wait_until_shown(&tenants, options).await?;
     tokio::time::sleep(SETTLE).await;
@@ -164,7 +149,7 @@ pub(crate) async fn measure(options: &Options) -> Result<ReportResults> {
 async fn send_changes(agents: &Agents, tenants: u32, round: u64) {
     for agent in 0..agents.count() {
         for number in 0..tenants {
-            agents.report(agent, &key(number), Some(report(round, number)));
+            agents.report(agent, &tenant_key(number), Some(report(round, number)));
         }
         tokio::task::yield_now().await;
     }
@@ -202,7 +187,7 @@ fn store_alone(options: &Options) -> f64 {
         round += 1;
         for name in &names {
             let changes: BTreeMap<_, _> = (0..options.tenants)
-                .map(|number| (key(number), Some(report(round, number))))
+                .map(|number| (tenant_key(number), Some(report(round, number))))
                 .collect();
             count += u64::from(options.tenants);
             reports.apply(name, TenantReportChanges::new(changes));

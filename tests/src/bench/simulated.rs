@@ -7,27 +7,24 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use arc_swap::ArcSwap;
 use krypton_agent::session::{self, Link, Session, connect::Dialer};
 use krypton_hub::ca::Authority;
 use krypton_reconciler::report_store::ReportStore;
-use krypton_runtime::clock;
 use krypton_runtime::newest::NewestSeen as _;
-use krypton_runtime::tls::{self, Credential};
-use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
+use krypton_tests::agent::enrolled_dialer;
 use krypton_types::{
     conditions::{ClusterState, State, Truth, reason},
     desired::{DesiredState, Version},
     member::MemberReport,
     tenant::{TenantKey, TenantReport},
 };
-use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::PrivateKeyDer;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{CHART, CHART_VERSION};
 
+/// Deadline for all agents to reach a state.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 pub(crate) const REPLICA: &str = "one";
 pub(crate) const KUBERNETES_VERSION: &str = "v1.36.0-simulated";
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -76,19 +73,9 @@ impl Enrolled {
     /// Creates an agent with its own key and certificate, as after enrollment.
     pub(crate) fn new(authority: &Authority, member: &Member, hub: &str) -> Result<Self> {
         let Member { name, uid } = member;
-        let key = KeyPair::generate().context("generating a key")?;
-        let request = CertificateParams::default().serialize_request(&key)?;
-        let lifetime = AGENT_CERTIFICATE_LIFE;
-        let certificates =
-            authority.sign_agent(request.der(), name, uid, clock::wall(), lifetime)?;
-        let key = PrivateKeyDer::try_from(key.serialize_der())
-            .map_err(|error| anyhow::anyhow!("reading a key: {error}"))?;
-        let credential = Credential { certificates, key };
-        let tls = tls::client_config(&authority.roots(), Some(credential))?;
-        let tls = Arc::new(ArcSwap::from_pointee(tls));
         Ok(Self {
             name: name.clone(),
-            dialer: Arc::new(Dialer::new(vec![hub.to_owned()], tls)),
+            dialer: enrolled_dialer(authority, (name, uid), hub)?,
         })
     }
 }
@@ -134,16 +121,25 @@ impl Agents {
         }
     }
 
+    /// Starts all agents concurrently, and waits until each has a session and a desired state.
+    pub(crate) async fn start_and_wait(enrolled: Vec<Enrolled>) -> Result<Self> {
+        let agents = Self::start(enrolled);
+        let desired_at = |observation: &AgentObservation| {
+            observation.up.and(observation.desired).map(|(_, at)| at)
+        };
+        agents
+            .wait_for_all("have a desired state", desired_at)
+            .await?;
+        Ok(agents)
+    }
+
     /// Reports `each` Ready Tenants from every agent.
     pub(crate) fn report_tenants(&self, each: u32) {
         let report = installed_report();
         for agent in &self.agents {
             for number in 0..each {
-                let key = TenantKey {
-                    namespace: "default".to_owned(),
-                    name: super::name(number),
-                };
-                agent.report_store.set_tenant(&key, Some(report.clone()));
+                let report = Some(report.clone());
+                agent.report_store.set_tenant(&tenant_key(number), report);
             }
         }
     }
@@ -160,10 +156,9 @@ impl Agents {
     pub(crate) async fn wait_for_all(
         &self,
         what: &str,
-        deadline: Duration,
         select_time: impl Fn(&AgentObservation) -> Option<Instant>,
     ) -> Result<Vec<Instant>> {
-        let end = Instant::now() + deadline;
+        let end = Instant::now() + DEADLINE;
         loop {
             let known_times = self
                 .agents
@@ -176,26 +171,22 @@ impl Agents {
             }
             if Instant::now() > end {
                 let (count, all) = (times.len(), self.agents.len());
-                bail!("{count} of {all} simulated agents {what} after {deadline:?}");
+                bail!("{count} of {all} simulated agents {what} after {DEADLINE:?}");
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
     /// Waits until the session of this agent ends, and returns the time.
-    pub(crate) async fn wait_for_session_end(
-        &self,
-        index: usize,
-        deadline: Duration,
-    ) -> Result<Instant> {
+    pub(crate) async fn wait_for_session_end(&self, index: usize) -> Result<Instant> {
         let agent = self.agents.get(index).context("the agent doesn't exist")?;
-        let end = Instant::now() + deadline;
+        let end = Instant::now() + DEADLINE;
         loop {
             if let Some(ended) = agent.lock().ended {
                 return Ok(ended);
             }
             if Instant::now() > end {
-                bail!("simulated agent {index} still has its session after {deadline:?}");
+                bail!("simulated agent {index} still has its session after {DEADLINE:?}");
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -265,12 +256,20 @@ fn idle_report(desired: &DesiredState) -> MemberReport {
     }
 }
 
+pub(crate) fn tenant_key(number: u32) -> TenantKey {
+    TenantKey {
+        namespace: "default".to_owned(),
+        name: super::name(number),
+    }
+}
+
 pub(crate) fn installed_report() -> TenantReport {
     let state = |truth, reason: &str| State::new(truth, reason, "");
     TenantReport {
         observed_generation: 1,
         applied_chart: format!("https://charts.example.org/{CHART}:{CHART_VERSION}"),
         next: None,
+        handled_request: None,
         state: ClusterState {
             ready: state(Truth::True, reason::INSTALLED),
             progress: Some(state(Truth::False, reason::INSTALL_COMPLETE)),

@@ -21,8 +21,6 @@ mod histogram;
 mod home;
 #[path = "../bench/krypton.rs"]
 mod krypton;
-#[path = "../bench/load.rs"]
-mod load;
 #[path = "../bench/machine.rs"]
 mod machine;
 #[path = "../bench/raw_agent.rs"]
@@ -35,6 +33,8 @@ mod reports;
 mod rest;
 #[path = "../bench/simulated.rs"]
 mod simulated;
+#[path = "../bench/stage.rs"]
+mod stage;
 #[path = "../bench/table.rs"]
 mod table;
 #[path = "../bench/traffic.rs"]
@@ -42,11 +42,10 @@ mod traffic;
 
 use std::{future::Future, process::ExitCode, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use krypton_runtime::off_thread;
-use krypton_tests::{ChartRepository, ChartSource, Mode};
-use tokio::signal::unix::{SignalKind, signal};
+use krypton_tests::{ChartRepository, ChartSource, Mode, load, program::run_until_stopped};
 
 /// Interval between drift checks of one release, much shorter than in production.
 const DRIFT_INTERVAL: &str = "10s";
@@ -99,19 +98,7 @@ struct EdgeOptions {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let args = Args::parse();
-    let outcome = tokio::select! {
-        outcome = measure_all(args) => outcome,
-        outcome = stop_requested() => outcome,
-    };
-    // All owners are dropped, so no started process is left.
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    run_until_stopped("bench", Box::pin(measure_all(Args::parse()))).await
 }
 
 async fn measure_all(args: Args) -> Result<()> {
@@ -261,15 +248,6 @@ async fn measure(
 /// Returns the time after which `size` installations count as stuck.
 fn install_timeout(size: u32) -> Duration {
     Duration::from_secs(120) + Duration::from_secs(3) * size
-}
-
-async fn stop_requested() -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
-    tokio::select! {
-        pressed = tokio::signal::ctrl_c() => pressed.context("listening for Ctrl-C")?,
-        _ = terminate.recv() => {}
-    }
-    bail!("stopped before the end")
 }
 
 /// Returns `bench-007`, the name of the Tenant and of its namespace.

@@ -12,17 +12,15 @@ mod stage;
 #[path = "../demo/story.rs"]
 mod story;
 
-use std::process::ExitCode;
+use std::{pin::pin, process::ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use krypton_tests::program::{exit_code, stop_requested};
 
 use folder::Folder;
 use screen::Screen;
 use stage::Stage;
-
-const STOPPED: &str = "stopped before the end";
 
 /// Demonstrates Krypton on three clusters that it starts on this machine.
 #[derive(Debug, Parser)]
@@ -37,27 +35,21 @@ struct Args {
 async fn main() -> ExitCode {
     let args = Args::parse();
     // When this returns, all owners are dropped, so no started process is left.
-    match demonstrate(&args, &Screen::new()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("demo: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("demo", demonstrate(&args, &Screen::new()).await)
 }
 
 async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
-    let mut stop = Stop::listen()?;
+    let mut stop = pin!(stop_requested());
     // Dropped last, after all processes that write to it.
     let folder = Folder::acquire()?;
     screen.step("Starting three control planes and a chart repository");
     let mut stage = tokio::select! {
         started = Box::pin(Stage::start(screen, &folder)) => started?,
-        () = stop.requested() => bail!(STOPPED),
+        error = &mut stop => return Err(error),
     };
     let outcome = tokio::select! {
         outcome = Box::pin(story::play(screen, &mut stage)) => outcome,
-        () = stop.requested() => bail!(STOPPED),
+        error = &mut stop => return Err(error),
     };
     if outcome.is_err() {
         return outcome.context(stage.save_logs(&folder));
@@ -67,7 +59,7 @@ async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
     }
     screen.print(&stage.instructions());
     let ended = tokio::select! {
-        () = stop.requested() => Ok(()),
+        _ = &mut stop => Ok(()),
         ended = stage.wait_for_hub_exit() => ended,
     };
     if ended.is_err() {
@@ -75,30 +67,4 @@ async fn demonstrate(args: &Args, screen: &Screen) -> Result<()> {
     }
     screen.print("\nStopping and removing all of it.");
     Ok(())
-}
-
-/// Signals that request the end of the demo.
-struct Stop {
-    interrupt: Signal,
-    terminate: Signal,
-    hang_up: Signal,
-}
-
-impl Stop {
-    fn listen() -> Result<Self> {
-        let listen_for = |kind| signal(kind).context("listening for signals");
-        Ok(Self {
-            interrupt: listen_for(SignalKind::interrupt())?,
-            terminate: listen_for(SignalKind::terminate())?,
-            hang_up: listen_for(SignalKind::hangup())?,
-        })
-    }
-
-    async fn requested(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hang_up.recv() => {}
-        }
-    }
 }

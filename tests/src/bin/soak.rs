@@ -30,9 +30,8 @@ mod witness;
 
 use std::{process::ExitCode, time::Duration};
 
-use anyhow::{Context, Result, bail};
 use clap::Parser;
-use tokio::signal::unix::{SignalKind, signal};
+use krypton_tests::program::run_until_stopped;
 
 /// Deadline of one read from an API server.
 pub(crate) const READ_DEADLINE: Duration = Duration::from_secs(20);
@@ -64,27 +63,7 @@ pub(crate) struct Args {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    let outcome = tokio::select! {
-        outcome = Box::pin(run::run(&args)) => outcome,
-        outcome = stop_requested() => outcome,
-    };
-    // All owners are dropped, so no started process is left.
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("soak: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn stop_requested() -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
-    tokio::select! {
-        pressed = tokio::signal::ctrl_c() => pressed.context("listening for Ctrl-C")?,
-        _ = terminate.recv() => {}
-    }
-    bail!("stopped before the end")
+    run_until_stopped("soak", Box::pin(run::run(&args))).await
 }
 
 pub(crate) fn log_progress(progress: &str) {

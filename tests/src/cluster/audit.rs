@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt, path::Path};
 
 use anyhow::{Context, Result};
+use jiff::Timestamp;
 use serde::Deserialize;
 
 /// Logs the metadata of every request once its response is sent. For a watch, this is when it ends.
@@ -31,6 +32,8 @@ pub struct Request {
     pub object: Object,
     #[serde(rename = "responseStatus")]
     pub response: ResponseStatus,
+    #[serde(rename = "requestReceivedTimestamp")]
+    pub received: Timestamp,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

@@ -190,7 +190,7 @@ impl Components {
             // A single-member etcd cluster has no peers, so any port works.
             "--listen-peer-urls=http://127.0.0.1:0".to_owned(),
             "--log-level=warn".to_owned(),
-            // The defaults wake an idle etcd 40 times a second. A single member elects itself at once.
+            // The defaults wake an idle etcd 40 times a second. A single member elects itself immediately.
             "--heartbeat-interval=500".to_owned(),
             "--election-timeout=5000".to_owned(),
             "--backend-batch-interval=1s".to_owned(),

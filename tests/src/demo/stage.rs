@@ -136,16 +136,8 @@ impl Stage {
             "stringData": {names::KUBECONFIG_KEY: edge.cluster.kubeconfig_with_token()},
         });
         self.home.cluster.apply(&secret.to_string()).await?;
-        let label = format!("{}=true", names::DISCOVERY_LABEL);
-        let secrets = [
-            "kubectl",
-            "get",
-            "secrets",
-            "-n",
-            HUB_NAMESPACE,
-            "-l",
-            &label,
-        ];
+        let label = names::DISCOVERY_LABEL;
+        let secrets = format!("kubectl get secrets -n {HUB_NAMESPACE} -l {label}=true");
         let output = self.show(screen, &secrets).await?;
         check_contains(&output, &[&edge.member])?;
         if edge.member == self.edge_1.member {
@@ -157,17 +149,9 @@ impl Stage {
     /// Sets the Secret as the source of a member that has an agent. The hub never does this automatically.
     async fn bind(&self, screen: &Screen, edge: &Site) -> Result<()> {
         let source = json!({"kind": "Secret", "namespace": HUB_NAMESPACE, "name": edge.member});
-        let patch = json!({"spec": {"sourceRef": source}}).to_string();
-        let (name, patch) = (edge.member.as_str(), patch.as_str());
-        let command = [
-            "kubectl",
-            "patch",
-            "edgecluster",
-            name,
-            "--type=merge",
-            "-p",
-            patch,
-        ];
+        let patch = json!({"spec": {"sourceRef": source}});
+        let name = &edge.member;
+        let command = format!("kubectl patch edgecluster {name} --type=merge -p {patch}");
         let output = self.show(screen, &command).await?;
         check_contains(&output, &["patched"])
     }
@@ -175,16 +159,9 @@ impl Stage {
     /// Runs `kubectl krypton join` once, and writes the join bundle for the agent of edge-1 to a file.
     pub(crate) async fn create_bundle(&self, screen: &Screen) -> Result<()> {
         let name = self.edge_1.member.as_str();
-        let command = [
-            "kubectl",
-            "krypton",
-            "join",
-            name,
-            "--hub-namespace",
-            HUB_NAMESPACE,
-        ];
+        let command = format!("kubectl krypton join {name} --hub-namespace {HUB_NAMESPACE}");
         let file = self.bundle.file_name().unwrap_or_default().display();
-        screen.print(&format!("$ {} >{file}", command.join(" ")));
+        screen.print(&format!("$ {command} >{file}"));
         // The hub becomes ready before it publishes its addresses.
         let output = eventually_within("a join bundle", STEP_DEADLINE, async || {
             Ok(Some(self.command(&command)?.output(STEP_DEADLINE).await?))
@@ -281,8 +258,8 @@ impl Stage {
     }
 
     /// Runs a command, shows it with its output, and returns the output.
-    pub(crate) async fn show(&self, screen: &Screen, command: &[&str]) -> Result<String> {
-        screen.print(&format!("$ {}", command.join(" ")));
+    pub(crate) async fn show(&self, screen: &Screen, command: &str) -> Result<String> {
+        screen.print(&format!("$ {command}"));
         let output = self.command(command)?.output(STEP_DEADLINE).await?;
         screen.print(match output.trim_end() {
             "" => "(nothing)",
@@ -291,10 +268,11 @@ impl Stage {
         Ok(output)
     }
 
-    /// Builds a command with a context for each cluster. The home cluster's context is the current one.
-    fn command(&self, command: &[&str]) -> Result<Invocation> {
-        let (tool, args) = command.split_first().context("an empty command")?;
-        let invocation = self.home.cluster.command(tool).args(args.iter().copied());
+    /// Builds a command with a context for each cluster. The home cluster's context is the current one. No argument
+    /// contains a space.
+    fn command(&self, command: &str) -> Result<Invocation> {
+        let (tool, args) = command.split_once(' ').context("no arguments")?;
+        let invocation = self.home.cluster.command(tool).args(args.split(' '));
         Ok(invocation
             .env("KUBECONFIG", &self.kubeconfig)
             .env("PATH", &self.path))

@@ -20,6 +20,7 @@ const ACME: &str = "acme";
 const GLOBEX: &str = "globex";
 const INITECH: &str = "initech";
 const HOOLI: &str = "hooli";
+const GET_TENANTS: &str = "kubectl krypton get tenants -A";
 
 pub(crate) async fn play(screen: &Screen, stage: &mut Stage) -> Result<()> {
     let [first, second] = VERSIONS;
@@ -138,14 +139,17 @@ async fn create(screen: &Screen, site: &Site, tenant: &str) -> Result<()> {
     Ok(())
 }
 
+async fn delete(screen: &Screen, stage: &Stage, site: &Site, tenant: &str) -> Result<()> {
+    let command = format!("kubectl --context {} delete tenant {tenant}", site.name());
+    stage.show(screen, &command).await.map(drop)
+}
+
 async fn show_fleet(screen: &Screen, stage: &Stage) -> Result<()> {
     show_clusters(screen, stage).await?;
-    let output = stage
-        .show(screen, &["kubectl", "krypton", "get", "tenants", "-A"])
-        .await?;
+    let output = stage.show(screen, GET_TENANTS).await?;
     check_contains(&output, &[ACME, "3/3"])?;
     for edge in stage.edges() {
-        let command = ["kubectl", "--context", edge.name(), "get", "tenants", "-A"];
+        let command = format!("kubectl --context {} get tenants -A", edge.name());
         check_contains(&stage.show(screen, &command).await?, &[ACME, "Ready"])?;
     }
     Ok(())
@@ -154,13 +158,7 @@ async fn show_fleet(screen: &Screen, stage: &Stage) -> Result<()> {
 /// Shows Helm's own list of a cluster: all releases have the second version.
 async fn show_releases(screen: &Screen, stage: &Stage, site: &Site) -> Result<()> {
     let [first, second] = VERSIONS.map(|version| format!("{CHART}-{version}"));
-    let list = [
-        "helm",
-        "--kube-context",
-        site.name(),
-        "list",
-        "--all-namespaces",
-    ];
+    let list = format!("helm --kube-context {} list --all-namespaces", site.name());
     let output = stage.show(screen, &list).await?;
     check_contains(&output, &[&second])?;
     if output.contains(&first) {
@@ -172,15 +170,7 @@ async fn show_releases(screen: &Screen, stage: &Stage, site: &Site) -> Result<()
 async fn demonstrate_deletion(screen: &Screen, stage: &Stage) -> Result<()> {
     let site = &stage.edge_2;
     let releases_before = releases(stage).await?;
-    let command = [
-        "kubectl",
-        "--context",
-        site.name(),
-        "delete",
-        "tenant",
-        ACME,
-    ];
-    stage.show(screen, &command).await?;
+    delete(screen, stage, site, ACME).await?;
     let remaining_members = [names::SELF_CLUSTER, "edge-1"];
     let mut goals = vec![Goal::Gone { site, tenant: ACME }];
     goals.push(aggregated(stage, &remaining_members, reason::UPGRADED));
@@ -188,15 +178,8 @@ async fn demonstrate_deletion(screen: &Screen, stage: &Stage) -> Result<()> {
     reach(screen, stage, "the deletion", &goals).await?;
 
     let workspace = workspace(ACME);
-    let list = [
-        "helm",
-        "--kube-context",
-        site.name(),
-        "list",
-        "-n",
-        &workspace,
-        "--short",
-    ];
+    let context = site.name();
+    let list = format!("helm --kube-context {context} list -n {workspace} --short");
     let output = stage.show(screen, &list).await?;
     if !output.trim().is_empty() {
         bail!("helm shows releases in {workspace} on {}", site.name());
@@ -217,9 +200,7 @@ async fn demonstrate_deletion(screen: &Screen, stage: &Stage) -> Result<()> {
         releases_after.len()
     ));
     screen.print("");
-    stage
-        .show(screen, &["kubectl", "krypton", "get", "tenants", "-A"])
-        .await?;
+    stage.show(screen, GET_TENANTS).await?;
     Ok(())
 }
 
@@ -274,15 +255,7 @@ async fn demonstrate_handover(screen: &Screen, stage: &mut Stage) -> Result<()> 
         member(stage, edge, Mode::Agent),
     ];
     reach(screen, stage, "the agent to reconnect", &returned).await?;
-    let command = [
-        "kubectl",
-        "--context",
-        edge.name(),
-        "delete",
-        "tenant",
-        HOOLI,
-    ];
-    stage.show(screen, &command).await?;
+    delete(screen, stage, edge, HOOLI).await?;
     let mut goals = vec![Goal::Gone {
         site: edge,
         tenant: HOOLI,
@@ -322,8 +295,8 @@ fn installed<'a>(stage: &'a Stage, site: &'a Site, tenant: &'a str, version: &'a
 
 async fn show_clusters(screen: &Screen, stage: &Stage) -> Result<()> {
     screen.print("");
-    let command = ["kubectl", "krypton", "get", "clusters"];
-    check_contains(&stage.show(screen, &command).await?, &MEMBERS)
+    let output = stage.show(screen, "kubectl krypton get clusters").await?;
+    check_contains(&output, &MEMBERS)
 }
 
 /// Returns Helm's Secrets of all clusters with their resourceVersions, by cluster and name.

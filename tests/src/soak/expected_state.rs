@@ -13,7 +13,7 @@ use super::{
 };
 
 #[derive(Debug, Default)]
-struct State {
+struct FleetRecord {
     expected: ExpectedFleet,
     /// UIDs of all existing objects of the chart, with their releases.
     objects: BTreeMap<(Edge, Object, ObjectKey), (String, String)>,
@@ -25,13 +25,13 @@ struct State {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct ExpectedState(Mutex<State>);
+pub(crate) struct ExpectedState(Mutex<FleetRecord>);
 
 impl ExpectedState {
     pub(crate) fn new(expected: ExpectedFleet) -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(FleetRecord {
             expected,
-            ..State::default()
+            ..FleetRecord::default()
         }))
     }
 
@@ -166,12 +166,12 @@ impl ExpectedState {
         self.lock().violations.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FleetRecord> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl FleetRecord {
     fn report_loss(
         &mut self,
         edge: Edge,

@@ -50,7 +50,7 @@ struct Slot {
 
 /// An infinite sequence of bursts.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct FaultPlan {
     rng: Xoshiro256PlusPlus,
     slots: Vec<Slot>,
     hubs: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Plan {
     number: usize,
 }
 
-impl Plan {
+impl FaultPlan {
     pub(crate) fn new(parameters: PlanParameters) -> Self {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(parameters.seed);
         let slots = (0..parameters.tenants)
@@ -108,7 +108,7 @@ struct Draft {
     steps: Vec<ScheduledFault>,
 }
 
-impl Iterator for Plan {
+impl Iterator for FaultPlan {
     type Item = Burst;
 
     fn next(&mut self) -> Option<Burst> {
@@ -147,7 +147,7 @@ impl Iterator for Plan {
     }
 }
 
-impl Plan {
+impl FaultPlan {
     fn random_kind(&mut self) -> Kind {
         let total_weight: u32 = Kind::for_hubs(self.hubs).map(|(_, weight)| weight).sum();
         let mut draw = self.rng.random_range(0..total_weight);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     fn bursts(seed: u64, tenants: usize, count: usize) -> Vec<Burst> {
-        Plan::new(parameters(seed, tenants, 2))
+        FaultPlan::new(parameters(seed, tenants, 2))
             .take(count)
             .collect()
     }
@@ -454,7 +454,7 @@ mod tests {
     fn plan_is_determined_by_seed() {
         assert_eq!(bursts(7, 50, 15), bursts(7, 50, 15));
         assert_ne!(bursts(7, 50, 15), bursts(8, 50, 15));
-        let initial_tenants = |seed| Plan::new(parameters(seed, 50, 2)).initial_tenants();
+        let initial_tenants = |seed| FaultPlan::new(parameters(seed, 50, 2)).initial_tenants();
         assert_eq!(initial_tenants(7), initial_tenants(7));
     }
 
@@ -481,7 +481,7 @@ mod tests {
     fn half_hour_covers_every_possible_fault_kind() {
         for (seed, hubs) in (1..=3).flat_map(|seed| [(seed, 1), (seed, 2)]) {
             let mut kinds: BTreeMap<Kind, usize> = BTreeMap::new();
-            for burst in Plan::new(parameters(seed, 50, hubs)).take(15) {
+            for burst in FaultPlan::new(parameters(seed, 50, hubs)).take(15) {
                 for step in burst.steps {
                     *kinds.entry(step.fault.kind()).or_default() += 1;
                 }
@@ -555,7 +555,7 @@ mod tests {
     #[test]
     fn a_single_hub_plan_names_no_second_hub() {
         for seed in 0..20 {
-            for burst in Plan::new(parameters(seed, 50, 1)).take(10) {
+            for burst in FaultPlan::new(parameters(seed, 50, 1)).take(10) {
                 let text = format!("{burst:?}");
                 assert!(
                     !text.contains("hub: B") && !text.contains("Some(B)"),
@@ -568,7 +568,7 @@ mod tests {
     #[test]
     fn only_live_tenants_are_deleted_and_absent_created() {
         for seed in 0..20 {
-            let plan = Plan::new(parameters(seed, 20, 2));
+            let plan = FaultPlan::new(parameters(seed, 20, 2));
             let mut live: BTreeSet<Tenant> = plan
                 .initial_tenants()
                 .into_iter()

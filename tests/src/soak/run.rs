@@ -16,7 +16,7 @@ use super::{
     judgement::{self, ExpectedFleet, Violation},
     log_progress,
     person::{UserActions, repeat_lost_actions},
-    plan::{Burst, Plan, PlanParameters, ScheduledFault},
+    plan::{Burst, FaultPlan, PlanParameters, ScheduledFault},
     report::{Summary, load_average},
     snapshot::{self, EdgeSeen, Snapshot},
     stage::{REPLICAS, Stage, VERSIONS, message},
@@ -78,7 +78,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         tenants: args.tenants.into(),
         hubs: args.hubs.into(),
     };
-    let plan = Plan::new(parameters);
+    let plan = FaultPlan::new(parameters);
     let expected_state = Arc::new(ExpectedState::new(ExpectedFleet {
         repository: stage.repository.url(),
         version: VERSIONS[0].to_owned(),
@@ -90,7 +90,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
     let _edge_watches =
         Edge::ALL.map(|edge| FleetWatch::start(edge, &stage.site(edge).client, &expected_state));
     let _home_watch = FleetWatch::start_home(&home, &expected_state);
-    let mut run = Run {
+    let mut run = SoakRun {
         stage: &stage,
         home: &home,
         expected_state: &expected_state,
@@ -116,7 +116,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
     Ok(())
 }
 
-struct Run<'a> {
+struct SoakRun<'a> {
     stage: &'a Stage,
     home: &'a Client,
     expected_state: &'a Arc<ExpectedState>,
@@ -126,14 +126,14 @@ struct Run<'a> {
     recovered_after: Duration,
 }
 
-impl Run<'_> {
+impl SoakRun<'_> {
     fn users(&self) -> [UserActions<'_>; 2] {
         Edge::ALL
             .map(|edge| UserActions::new(self.stage.site(edge), self.home, self.expected_state))
     }
 
     /// Installs all Tenants before the first fault.
-    async fn install_tenants(&mut self, plan: &Plan) -> Result<()> {
+    async fn install_tenants(&mut self, plan: &FaultPlan) -> Result<()> {
         let tenants = plan.initial_tenants();
         let creating = tenants.iter().map(async |(tenant, workspace)| {
             let site = self.stage.site(tenant.edge());

@@ -1,7 +1,7 @@
 //! Watches the API servers continuously: all objects of the chart on an edge cluster, and the epochs that write home's
 //! objects.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
 
 use futures::StreamExt;
 use k8s_openapi::api::{
@@ -13,6 +13,7 @@ use kube::{
     Api, Client, Resource, ResourceExt,
     runtime::watcher::{Config, Event, watcher},
 };
+use serde::de::DeserializeOwned;
 use tokio::task::JoinHandle;
 
 use super::{
@@ -36,9 +37,7 @@ impl FleetWatch {
             watch_objects::<Deployment>(edge, Object::Deployment, client, expected_state),
         ])
     }
-}
 
-impl FleetWatch {
     /// Watches the home cluster.
     pub(crate) fn start_home(home: &Client, expected_state: &Arc<ExpectedState>) -> Self {
         let tenant = |tenant: &Tenant| tenant.status.as_ref()?.hub_epoch;
@@ -56,75 +55,66 @@ impl Drop for FleetWatch {
     }
 }
 
-fn watch_objects<K>(
+fn watch_objects<K: WatchedObject>(
     edge: Edge,
     kind: Object,
     client: &Client,
     expected_state: &Arc<ExpectedState>,
-) -> JoinHandle<()>
-where
-    K: Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
-{
-    let api: Api<K> = Api::all(client.clone());
+) -> JoinHandle<()> {
     let expected_state = Arc::clone(expected_state);
-    tokio::spawn(async move {
-        let config = Config::default().labels("app.kubernetes.io/managed-by=Helm");
-        let mut events = watcher(api, config).boxed();
-        let mut listed = BTreeSet::new();
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(Event::Init) => listed.clear(),
-                Ok(Event::InitApply(object)) => {
-                    listed.insert(object_key(&object));
-                    record_object(&expected_state, edge, kind, &object);
-                }
-                Ok(Event::InitDone) => expected_state.record_list(edge, kind, &listed),
-                Ok(Event::Apply(object)) => record_object(&expected_state, edge, kind, &object),
-                Ok(Event::Delete(object)) => {
-                    expected_state.record_deletion(edge, kind, &object_key(&object))
-                }
-                // The API server is down.
-                Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
-            }
+    let config = Config::default().labels("app.kubernetes.io/managed-by=Helm");
+    let mut listed = BTreeSet::new();
+    watch(client, config, move |event: Event<K>| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(object) => {
+            listed.insert(object_key(&object));
+            record_object(&expected_state, edge, kind, &object);
+        }
+        Event::InitDone => expected_state.record_list(edge, kind, &listed),
+        Event::Apply(object) => record_object(&expected_state, edge, kind, &object),
+        Event::Delete(object) => expected_state.record_deletion(edge, kind, &object_key(&object)),
+    })
+}
+
+fn watch_epochs<K: WatchedObject>(
+    epoch_of: fn(&K) -> Option<u64>,
+    client: &Client,
+    expected_state: &Arc<ExpectedState>,
+) -> JoinHandle<()> {
+    let expected_state = Arc::clone(expected_state);
+    watch(client, Config::default(), move |event: Event<K>| {
+        if let Event::InitApply(object) | Event::Apply(object) = event
+            && let Some(epoch) = epoch_of(&object)
+        {
+            let what = format!("{} {}", K::kind(&()), object.name_any());
+            expected_state.record_write(&what, &object.uid().unwrap_or_default(), epoch);
         }
     })
 }
 
-fn watch_epochs<K>(
-    epoch_of: fn(&K) -> Option<u64>,
-    client: &Client,
-    expected_state: &Arc<ExpectedState>,
-) -> JoinHandle<()>
-where
-    K: Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + 'static,
+trait WatchedObject:
+    Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static
 {
+}
+
+impl<K> WatchedObject for K where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static
+{
+}
+
+/// Watches all objects of a kind in the background.
+fn watch<K: WatchedObject>(
+    client: &Client,
+    config: Config,
+    mut on_event: impl FnMut(Event<K>) + Send + 'static,
+) -> JoinHandle<()> {
     let api: Api<K> = Api::all(client.clone());
-    let expected_state = Arc::clone(expected_state);
     tokio::spawn(async move {
-        let mut events = watcher(api, Config::default()).boxed();
+        let mut events = watcher(api, config).boxed();
         while let Some(event) = events.next().await {
             match event {
-                Ok(Event::InitApply(object) | Event::Apply(object)) => {
-                    if let Some(epoch) = epoch_of(&object) {
-                        let what = format!("{} {}", K::kind(&()), object.name_any());
-                        expected_state.record_write(
-                            &what,
-                            &object.uid().unwrap_or_default(),
-                            epoch,
-                        );
-                    }
-                }
-                Ok(_) => {}
+                Ok(event) => on_event(event),
+                // The API server is down.
                 Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
             }
         }

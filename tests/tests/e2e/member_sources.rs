@@ -1,269 +1,45 @@
 //! Verifies members from each of their sources, with the real CRDs: discovery, waiting, suspension, name conflicts, and
 //! removal without data loss.
 
+mod stage;
+
 use std::{
-    collections::BTreeMap,
     fs,
-    path::Path,
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
+use anyhow::bail;
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, ServedChart, TestResult, eventually,
+    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, TestResult, eventually,
     eventually_within,
     fleet::{
         CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED, STEP_DEADLINE,
         condition,
     },
-    kubeconfig,
     membership::kubectl_krypton,
     port::Port,
 };
 use krypton_types::names;
 use kube::{
-    Api, Client,
-    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    Api,
+    api::{ListParams, PostParams},
     config::Kubeconfig,
-    core::GroupVersionKind,
 };
 use serde_json::{Value, json};
+
+use stage::{
+    EDGE, FLEET, SourceObject, apply_secret, flags, secret, start, unreachable_kubeconfig,
+    with_context, write_file,
+};
 
 const WELL: [ExpectedCondition<'static>; 3] = [RESOLVED, CONNECTED, HEALTHY];
 const NOT_READY: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "SourceNotReady");
 const INVALID: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "KubeconfigInvalid");
 const GONE: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "SourceGone");
-const SUSPENDED: ExpectedCondition<'static> = ("Healthy", "Unknown", "Suspended");
 const UNREACHABLE: ExpectedCondition<'static> = ("Connected", "False", "Unreachable");
-
-/// Namespace of the objects that name clusters.
-const FLEET: &str = "fleet";
-const EDGE: &str = "edge-1";
-/// User agents of the hub and of Helm.
-const WRITERS: [&str; 2] = ["krypton-hub", "Helm"];
-
-/// Home with its hub, and one cluster that the sources name.
-struct Fleet {
-    _hub: Hub,
-    home: Cluster,
-    fleet_client: FleetClient,
-    edge: Cluster,
-    at_edge: FleetClient,
-    _chart: ServedChart,
-}
-
-async fn start(name: &str, flags: &[String]) -> TestResult<Fleet> {
-    let (home, edge) = (format!("{name}-home"), format!("{name}-edge"));
-    let (chart, home, edge) = tokio::try_join!(
-        ServedChart::small("replicaCount: 0"),
-        Cluster::start(&home, Parts::ControlPlane),
-        Cluster::start_audited(&edge, Parts::WithControllers),
-    )?;
-    let namespaces: Api<Namespace> = Api::all(home.client());
-    let mut fleet = Namespace::default();
-    fleet.metadata.name = Some(FLEET.to_owned());
-    let params = PostParams::default();
-    namespaces.create(&params, &fleet).await?;
-    let options = HubOptions::new(home.kubeconfig())
-        .args(chart.flags(&["--self-cluster=false"]))
-        .args(flags.iter().cloned());
-    let hub = Hub::start(&options)?;
-    Ok(Fleet {
-        fleet_client: FleetClient::new(&home),
-        at_edge: FleetClient::new(&edge),
-        _hub: hub,
-        home,
-        edge,
-        _chart: chart,
-    })
-}
-
-impl Fleet {
-    /// Installs a Tenant on the edge cluster, which shows that an actor reconciles it.
-    async fn install(&self, tenant: &str) {
-        let fleet_client = &self.at_edge;
-        fleet_client.install(tenant).await.unwrap();
-    }
-
-    /// Waits until the member is suspended for this reason and its Lease has no holder. The releases must be unchanged,
-    /// and nothing may have failed.
-    async fn wait_suspended(&self, reason: &str) -> TestResult {
-        let what = format!("{EDGE} to be suspended, as it {reason}");
-        eventually(&what, async || {
-            let message = self.condition_message(SUSPENDED).await?;
-            let holder = self.at_edge.holder().await?;
-            if !message.contains(reason) || !holder.is_empty() {
-                bail!("{message}; the Lease is held by {holder:?}");
-            }
-            Ok(Some(()))
-        })
-        .await?;
-        let status = self.at_edge.wait_ready("before").await?.status.unwrap();
-        assert_eq!(status.phase.as_deref(), Some("Ready"), "{reason}");
-        Ok(())
-    }
-
-    /// Returns the message of the member's condition when it is as expected.
-    async fn condition_message(&self, expected: ExpectedCondition<'_>) -> Result<String> {
-        self.fleet_client
-            .member_condition_message(EDGE, &[expected])
-            .await
-    }
-
-    /// Returns the hub's and Helm's changes on the edge cluster.
-    async fn hub_changes(&self) -> Vec<String> {
-        let mut requests = self.edge.audited_requests().await.unwrap();
-        requests.retain(|request| {
-            let reads = ["get", "list", "watch"].contains(&request.verb.as_str());
-            !reads && WRITERS.iter().any(|name| request.user_agent.contains(name))
-        });
-        let lines = requests.iter().map(|request| format!("{request:?}"));
-        lines.collect()
-    }
-
-    /// Returns the hub's requests to the edge cluster.
-    async fn hub_requests(&self) -> Vec<String> {
-        let mut requests = self.edge.audited_requests().await.unwrap();
-        requests.retain(|request| request.user_agent.contains("krypton-hub"));
-        let lines = requests.iter().map(|request| format!("{request:?}"));
-        lines.collect()
-    }
-
-    /// Verifies that the hub writes nothing while it is alive, although there is work.
-    async fn check_no_changes(&self, pending_work: &str) {
-        let before = self.hub_changes().await;
-        assert!(!before.is_empty(), "it wrote before");
-        let tenant = self.at_edge.create(pending_work, json!({}));
-        tenant.await.unwrap();
-        // Two renewals are 15 seconds apart.
-        for _ in 0..2 {
-            self.wait_for_hub_renewals().await;
-        }
-        let after = self.hub_changes().await;
-        assert_eq!(after[before.len()..], [] as [String; 0]);
-    }
-
-    /// Waits until the hub has renewed its Lease on home.
-    async fn wait_for_hub_renewals(&self) {
-        self.fleet_client.wait_for_hub_renewal().await.unwrap();
-    }
-}
-
-/// One object in the fleet's namespace.
-struct SourceObject {
-    api: Api<DynamicObject>,
-    resource: ApiResource,
-    name: String,
-}
-
-impl SourceObject {
-    fn cluster(home: &Cluster, version: &str, name: &str) -> Self {
-        Self::new(home, ["cluster.x-k8s.io", version, "Cluster"], name)
-    }
-
-    fn control_plane(home: &Cluster, name: &str) -> Self {
-        let kind = ["kamaji.clastix.io", "v1alpha1", "TenantControlPlane"];
-        Self::new(home, kind, name)
-    }
-
-    fn new(home: &Cluster, [group, version, kind]: [&str; 3], name: &str) -> Self {
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        Self {
-            api: Api::namespaced_with(home.client(), FLEET, &resource),
-            resource,
-            name: name.to_owned(),
-        }
-    }
-
-    /// Creates the object with the fields that its CRD requires.
-    async fn create(&self) {
-        let spec = match self.resource.kind.as_str() {
-            "Cluster" => json!({"controlPlaneEndpoint": {"host": "edge", "port": 6443}}),
-            _ => json!({
-                "controlPlane": {"service": {"serviceType": "ClusterIP"}},
-                "kubernetes": {"version": "v1.31.0", "kubelet": {"cgroupfs": "systemd"}},
-            }),
-        };
-        let object = DynamicObject::new(&self.name, &self.resource).data(json!({ "spec": spec }));
-        let params = PostParams::default();
-        eventually("the object to be accepted", async || {
-            Ok(Some(self.api.create(&params, &object).await?))
-        })
-        .await
-        .unwrap();
-    }
-
-    async fn merge(&self, patch: Value) {
-        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        self.api.patch(&self.name, &params, &patch).await.unwrap();
-    }
-
-    async fn merge_status(&self, status: Value) {
-        let params = PatchParams::default();
-        let patch = Patch::Merge(json!({ "status": status }));
-        let patched = self.api.patch_status(&self.name, &params, &patch);
-        patched.await.unwrap();
-    }
-
-    async fn delete(&self) {
-        let params = DeleteParams::default();
-        self.api.delete(&self.name, &params).await.unwrap();
-    }
-}
-
-async fn apply_secret(client: &Client, namespace: &str, secret: Value) {
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let name = secret["metadata"]["name"].as_str().unwrap().to_owned();
-    let params = PatchParams::apply("a-person").force();
-    let patch = Patch::Apply(secret);
-    secrets.patch(&name, &params, &patch).await.unwrap();
-}
-
-fn secret(name: &str, type_: &str, label: (&str, &str), data: &[(&str, &str)]) -> Value {
-    let data: BTreeMap<&str, &str> = data.iter().copied().collect();
-    json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": name, "labels": {label.0: label.1}},
-        "type": type_,
-        "stringData": data,
-    })
-}
-
-/// Returns a kubeconfig for an API server that refuses every connection.
-fn unreachable_kubeconfig(port: &Port) -> String {
-    kubeconfig::for_server(&format!("https://{}", port.address()))
-}
-
-/// Adds the context of the other kubeconfig under this name.
-fn with_context(kubeconfig: &str, other: &str, name: &str) -> Result<String> {
-    let mut kubeconfig: Value = serde_saphyr::from_str(kubeconfig)?;
-    let mut other: Value = serde_json::from_str(other)?;
-    other["contexts"][0]["name"] = name.into();
-    for list in ["clusters", "contexts", "users"] {
-        let entries = kubeconfig[list].as_array_mut();
-        entries.unwrap().push(other[list][0].clone());
-    }
-    Ok(kubeconfig.to_string())
-}
-
-/// Replaces the content atomically.
-fn write_file(folder: &Path, name: &str, content: &str) {
-    let next = folder.join(".next");
-    fs::write(&next, content).unwrap();
-    fs::rename(next, folder.join(name)).unwrap();
-}
-
-fn flags(provider: &str) -> Vec<String> {
-    vec![
-        format!("--providers={provider}"),
-        format!("--cluster-namespaces={FLEET}"),
-        format!("--accept-namespaces={FLEET}"),
-    ]
-}
 
 /// The status of a cluster that is initialized or not.
 type Status = fn(bool) -> Value;

@@ -1,29 +1,26 @@
 //! Reads CPU time and memory from /proc.
 
-use std::time::Duration;
+use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 
-use crate::machine::read;
-
-pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 /// USER_HZ, the unit of times in /proc. It is 100 in the user space of every architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// CPU time of the children that this process has waited for, including their descendants.
-pub(crate) fn children_seconds() -> Result<f64> {
+pub fn children_seconds() -> Result<f64> {
     let [_, children] = times(&read("/proc/self/stat")?)?;
     Ok(children)
 }
 
 /// CPU time of a process without its children.
-pub(crate) fn own_seconds(pid: u32) -> Result<f64> {
+pub fn own_seconds(pid: u32) -> Result<f64> {
     let [own, _] = times(&read(format!("/proc/{pid}/stat"))?)?;
     Ok(own)
 }
 
 /// CPU time of these processes and of this process, including the children that each has waited for.
-pub(crate) fn total_seconds(pids: &[u32]) -> Result<f64> {
+pub fn total_seconds(pids: &[u32]) -> Result<f64> {
     let own = ["/proc/self/stat".to_owned()].into_iter();
     let all = own.chain(pids.iter().map(|pid| format!("/proc/{pid}/stat")));
     all.map(|path| Ok(times(&read(path)?)?.iter().sum::<f64>()))
@@ -31,26 +28,27 @@ pub(crate) fn total_seconds(pids: &[u32]) -> Result<f64> {
 }
 
 /// Time since boot during which any CPU of the machine was busy.
-pub(crate) fn busy_seconds() -> Result<f64> {
+pub fn busy_seconds() -> Result<f64> {
     busy(&read("/proc/stat")?)
 }
 
 /// Memory of a process, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Memory {
-    pub(crate) resident: u64,
+pub struct Memory {
+    pub resident: u64,
     /// Excludes the program and other file mappings, which the kernel can drop.
-    pub(crate) anonymous: u64,
+    pub anonymous: u64,
     /// Peak of `resident`.
-    pub(crate) peak: u64,
+    pub peak: u64,
 }
 
 impl Memory {
-    pub(crate) fn read_for(pid: u32) -> Result<Self> {
+    pub fn read_for(pid: u32) -> Result<Self> {
         Self::read(&read(format!("/proc/{pid}/status"))?)
     }
 
-    fn read(status: &str) -> Result<Self> {
+    /// Parses `/proc/<pid>/status`.
+    pub(crate) fn read(status: &str) -> Result<Self> {
         let bytes = |name: &str| {
             let value = status.lines().find_map(|line| line.strip_prefix(name));
             let kib = value.and_then(|line| line.trim().strip_suffix(" kB"));
@@ -67,31 +65,31 @@ impl Memory {
 
 /// CPU time of a process without its children, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct CpuTimes {
-    pub(crate) user: f64,
-    pub(crate) kernel: f64,
+pub struct CpuTimes {
+    pub user: f64,
+    pub kernel: f64,
 }
 
 impl CpuTimes {
-    pub(crate) fn read_for(pid: u32) -> Result<Self> {
+    pub fn read_for(pid: u32) -> Result<Self> {
         let [user, kernel, ..] = ticks(&read(format!("/proc/{pid}/stat"))?)?;
         Ok(Self { user, kernel })
     }
 
-    pub(crate) fn since(&self, earlier: &Self) -> Self {
+    pub fn since(&self, earlier: &Self) -> Self {
         Self {
             user: self.user - earlier.user,
             kernel: self.kernel - earlier.kernel,
         }
     }
 
-    pub(crate) fn total(&self) -> f64 {
+    pub fn total(&self) -> f64 {
         self.user + self.kernel
     }
 }
 
 /// CPU time of a process and of its children, in seconds.
-fn times(stat: &str) -> Result<[f64; 2]> {
+pub(crate) fn times(stat: &str) -> Result<[f64; 2]> {
     let [user, kernel, children_user, children_kernel] = ticks(stat)?;
     Ok([user + kernel, children_user + children_kernel])
 }
@@ -108,6 +106,12 @@ fn ticks(stat: &str) -> Result<[f64; 4]> {
         .try_into()
         .map_err(|_| anyhow::anyhow!("/proc/<pid>/stat ends early"))?;
     Ok(ticks.map(|ticks| ticks / TICKS_PER_SECOND))
+}
+
+/// Reads a file of /proc.
+pub fn read(path: impl AsRef<Path>) -> Result<String> {
+    let path = path.as_ref();
+    fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }
 
 /// Sums user, nice, system, irq, softirq and steal from proc(5)'s stat. Omits idle and iowait. Omits the guest times,
