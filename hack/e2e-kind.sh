@@ -400,6 +400,8 @@ helm_edge install krypton-agent charts/krypton-agent -n "$agent_namespace" -f "$
   --set-file join.bundle="$work/bundle.yaml" --wait --timeout "${timeout}s" >/dev/null
 until_true "agent of member $member connected" member_is agent
 log "agent of member $member is connected"
+until_true "helm test krypton-hub" helm_home test krypton-hub -n "$hub_namespace" --timeout "${timeout}s"
+log "helm test success"
 on_home -n "$hub_namespace" logs deploy/krypton-hub --since=15m | grep -v ' INFO ' || true
 on_edge -n "$agent_namespace" logs deploy/krypton-agent --since=15m | grep -q ' INFO ' || fail "the agent's log has no INFO line"
 

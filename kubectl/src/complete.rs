@@ -238,7 +238,7 @@ mod tests {
             assert!(values("").contains(&value.to_owned()), "{value}");
         }
         assert_eq!(values("get "), ["clusters", "tenants", "deployments"]);
-        let formats = ["wide", "name", "json", "yaml", "jsonpath="];
+        let formats = ["table", "wide", "name", "json", "yaml", "jsonpath="];
         assert_eq!(values("get tenants -o "), formats);
         assert!(values("get tenants --").contains(&"--all-namespaces".to_owned()));
         assert_eq!(values("log-level "), ["hub", "agent"]);

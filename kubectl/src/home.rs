@@ -38,7 +38,7 @@ pub(crate) struct TargetArgs {
     #[arg(long = "as", value_name = "USER", global = true)]
     pub(crate) as_user: Option<String>,
     /// Namespace of the Tenants, KryptonDeployments, Helm release or agent that the command names; by default that of the
-    /// context
+    /// context, for migrate all namespaces, for an agent krypton-system
     #[arg(
         short,
         long,

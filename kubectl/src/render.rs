@@ -226,6 +226,7 @@ pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
+    Table,
     Wide,
     Name,
     Json,

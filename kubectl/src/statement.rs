@@ -83,10 +83,10 @@ impl Mark {
     /// Name in the JSON output, on which programs depend.
     fn json_name(self) -> &'static str {
         match self {
-            Self::Ok => "Well",
-            Self::Note => "Note",
-            Self::Problem => "Wrong",
-            Self::Unknown => "NotKnown",
+            Self::Ok => "ok",
+            Self::Note => "warning",
+            Self::Problem => "failed",
+            Self::Unknown => "unknown",
         }
     }
 }

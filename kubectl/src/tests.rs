@@ -63,7 +63,10 @@ fn fleet() -> Vec<Value> {
                 "tenants": {"total": 4, "ready": 3, "pending": 1, "error": 0},
                 "applied": {"epoch": 1, "generation": 7, "digest": "abc"},
                 "desired": {"epoch": 1, "generation": 8, "chart": "r/c:1"},
-                "conditions": [condition("Connected", "True", "Connected", "ok")],
+                "conditions": [
+                    condition("Connected", "True", "Connected", "ok"),
+                    condition("Ready", "True", "Reconciling", ""),
+                ],
                 "leaseHolder": "hub-0",
                 "clusterUID": "u-1",
                 "lastSeen": "2026-01-02T03:03:55Z",
@@ -74,7 +77,10 @@ fn fleet() -> Vec<Value> {
             json!({"paused": true, "banned": true}),
             json!({
                 "mode": "none",
-                "conditions": [condition("Connected", "False", "Unreachable", "no answer\nfor 30 s \u{1b}[31m")],
+                "conditions": [
+                    condition("Connected", "False", "Unreachable", "no answer\nfor 30 s \u{1b}[31m"),
+                    condition("Ready", "False", "Unreachable", "no answer"),
+                ],
             }),
         ),
         cluster("new", json!({}), Value::Null),
@@ -221,6 +227,24 @@ async fn usage_errors_exit_2_and_help_exits_0() {
         assert_eq!(error.exit_code(), *code, "{args:?}");
     }
     assert!(server.uris().is_empty());
+}
+
+#[tokio::test]
+async fn help_names_default_namespace_of_each_command() {
+    let server = FakeApiServer::with_responses(Vec::new()).await;
+    for (command, expected) in [
+        ("get", "by default that of the context"),
+        ("migrate", "for migrate all namespaces"),
+        ("log-level", "in krypton-system, else krypton, else that of"),
+    ] {
+        let help = server.run(&[command, "--help"]).await.unwrap_err();
+        let KubectlError::Usage(help) = help else {
+            panic!("{command}: {help}")
+        };
+        let help = help.to_string();
+        let words: Vec<&str> = help.split_whitespace().collect();
+        assert!(words.join(" ").contains(expected), "{help}");
+    }
 }
 
 #[tokio::test]

@@ -39,6 +39,8 @@ const ORIGINAL_CRD_REMEDY: &str =
 const HUB_REMEDY: &str = "look at the hub's pods and their log";
 const CLOCK_REMEDY: &str =
     "synchronize both clocks, as the validity of tokens and certificates depends on them";
+const EXPIRED_AUTHORITY_REMEDY: &str =
+    "delete Secret krypton-hub-ca and restart the hub for a new CA; each agent must join again";
 const MEMBER_REMEDY: &str = "add one: kubectl krypton join NAME";
 const TENANTS_REMEDY: &str = "list them with kubectl krypton get tenants -A -o wide";
 
@@ -50,6 +52,7 @@ const POD_DOCS: &str = "reference/runbook.md#kryptonhubdown";
 const RESTART_DOCS: &str = "reference/runbook.md#kryptonhubrestarts";
 const RIGHTS_DOCS: &str = "reference/rbac.md#hub-only";
 const AUTHORITY_DOCS: &str = "how-to/rotate-ca.md";
+const EXPIRED_AUTHORITY_DOCS: &str = "how-to/rotate-ca.md#replace-an-expired-ca";
 const VERSION_SKEW_DOCS: &str = "how-to/upgrade.md#version-skew";
 const MEMBER_DOCS: &str = "how-to/clusters.md#join-a-cluster-through-an-agent";
 const TENANTS_DOCS: &str = "reference/runbook.md#kryptontenantsfailing";
@@ -358,7 +361,8 @@ pub(super) fn authority(roots: &[Validity], now: Timestamp) -> Option<Line> {
         }
         CredentialState::Expired => {
             let text = format!("the hub's CA expired at {end}, so no agent can connect");
-            Line::new(Mark::Problem, text, None).with_docs(AUTHORITY_DOCS)
+            let line = Line::new(Mark::Problem, text, EXPIRED_AUTHORITY_REMEDY);
+            line.with_docs(EXPIRED_AUTHORITY_DOCS)
         }
     })
 }

@@ -170,9 +170,12 @@ mod tests {
 
     use super::*;
 
-    /// Returns the groups and resources in a rendered chart.
+    /// Returns the groups and resources that the installation of a rendered chart creates.
     fn resources_in(manifest: &str) -> BTreeSet<(String, String)> {
-        let lines: Vec<&str> = manifest.lines().collect();
+        let installed = manifest
+            .split("\n---\n")
+            .filter(|document| !document.contains("helm.sh/hook: test"));
+        let lines: Vec<&str> = installed.flat_map(str::lines).collect();
         let types = lines.windows(2).filter_map(|pair| {
             let version = pair[0].strip_prefix("apiVersion: ")?;
             Some((version, pair[1].strip_prefix("kind: ")?))

@@ -181,7 +181,7 @@ fn failure_shows_cause_and_next_step() {
         ),
         (
             json!({"cluster": "edge-1", "action": "GivenUp", "attempts": 1}),
-            "! next: nothing. It was given up after 1 failed attempt, until chart, values or Tenant change\n      → one more: kubectl",
+            "! next: nothing. Krypton has stopped retrying after 1 failed attempt, until the chart, the values or the Tenant changes\n      → one more: kubectl",
         ),
         (
             json!({"cluster": "edge-1", "action": "Unlock", "at": "2026-11-23T00:50:00Z", "attempts": 0}),
@@ -560,6 +560,7 @@ fn tenant_only_on_member_is_explained_from_report() {
             applied_chart: "r/c:1".to_owned(),
             state,
             next: None,
+            handled_request: None,
         }),
         ..sources_with_member(healthy_tenant(), edge_cluster())
     };
@@ -694,7 +695,7 @@ fn programs_get_the_same_as_json() {
     let json = to_json(Some("default"), "acme", &explanation);
     assert_eq!(json["namespace"], json!("default"));
     assert_eq!(json["ready"], json!(true));
-    assert_eq!(json["lines"][0]["mark"], json!("Well"));
+    assert_eq!(json["lines"][0]["mark"], json!("ok"));
     assert_eq!(json["lines"][0]["member"], Value::Null);
     assert_eq!(
         json["lines"].as_array().unwrap().len(),

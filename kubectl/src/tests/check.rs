@@ -36,8 +36,8 @@ async fn check_prints_json_with_link_of_defect() {
             .iter()
             .map(|line| line["mark"].as_str().unwrap())
             .collect();
-        let rights = if allowed { "Well" } else { "Wrong" };
-        assert_eq!(marks, ["Well", "Well", rights], "{json}");
+        let rights = if allowed { "ok" } else { "failed" };
+        assert_eq!(marks, ["ok", "ok", rights], "{json}");
         let docs = lines[2]["docs"].as_str().unwrap_or_default();
         let has_link = docs.starts_with("https://") && docs.ends_with("/install.md#prerequisites");
         assert_eq!(has_link, !allowed, "{json}");

@@ -11,10 +11,10 @@ fn view(wide: bool) -> View {
 #[test]
 fn clusters_table_shows_known_state() {
     let expected = "\
-NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE
-edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s
-edge-22   none,paused,banned   False       -       -         -         2m5s
-new       -                    Unknown     -       -         -         2m5s
+NAME      MODE                 CONNECTED   READY     TENANTS   VERSION   APPLIED   MESSAGE                                AGE
+edge-1    proxy                True        True      3/4       v1.36.3   1.7       -                                      2m5s
+edge-22   none,paused,banned   False       False     -         -         -         Unreachable: no answer for 30 s [31m   2m5s
+new       -                    Unknown     Unknown   -         -         -         -                                      2m5s
 odd       <not readable>
 ";
     assert_eq!(clusters_table(&fleet(), view(false)).render(), expected);
@@ -23,11 +23,23 @@ odd       <not readable>
 #[test]
 fn wide_clusters_table_shows_holder_and_message() {
     let expected = "\
-NAME      MODE                 CONNECTED   READY   VERSION   APPLIED   AGE    WANTED   LAST-SEEN   HOLDER   CLUSTER-UID   MESSAGE
-edge-1    proxy                True        3/4     v1.36.3   1.7       2m5s   1.8      10s         hub-0    u-1           -
-edge-22   none,paused,banned   False       -       -         -         2m5s   -        -           -        -             Unreachable: no answer for 30 s [31m
+NAME      MODE                 CONNECTED   READY   TENANTS   VERSION   APPLIED   MESSAGE                                AGE    WANTED   LAST-SEEN   HOLDER   CLUSTER-UID
+edge-1    proxy                True        True    3/4       v1.36.3   1.7       -                                      2m5s   1.8      10s         hub-0    u-1
+edge-22   none,paused,banned   False       False   -         -         -         Unreachable: no answer for 30 s [31m   2m5s   -        -           -        -
 ";
     assert_eq!(clusters_table(&fleet()[..2], view(true)).render(), expected);
+}
+
+#[tokio::test]
+async fn table_is_the_default_format() {
+    let list = || vec![list_of(fleet(), "")];
+    let output = run_with(list(), &["get", "clusters"]).await;
+    assert_eq!(
+        output.stdout,
+        clusters_table(&fleet(), view(false)).render()
+    );
+    let named = run_with(list(), &["get", "clusters", "-o", "table"]).await;
+    assert_eq!(named, output);
 }
 
 fn tenants() -> Vec<Value> {

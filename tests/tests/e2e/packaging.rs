@@ -373,13 +373,55 @@ async fn restricted_cluster(objects: &[Value]) -> TestResult<Cluster> {
     Ok(cluster)
 }
 
-/// Returns the pod that a Deployment would create.
-fn pod(deployment: &Value) -> Value {
-    let template = deployment.pointer("/spec/template").unwrap();
-    let mut metadata = template["metadata"].clone();
-    metadata["name"] = json!("a-pod");
-    metadata["namespace"] = deployment.pointer("/metadata/namespace").unwrap().clone();
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+/// Returns the pod that a Deployment would create, or the object itself if it is a pod.
+fn pod(object: &Value) -> Option<Value> {
+    match text(object, "/kind") {
+        "Pod" => Some(object.clone()),
+        "Deployment" => {
+            let template = object.pointer("/spec/template")?;
+            let mut metadata = template["metadata"].clone();
+            metadata["name"] = json!("a-pod");
+            metadata["namespace"] = object.pointer("/metadata/namespace")?.clone();
+            let spec = &template["spec"];
+            Some(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))
+        }
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn helm_test_of_hub_only_reads() -> TestResult {
+    const HOOK: &str = "/metadata/annotations/helm.sh~1hook";
+    let helm = Helm::new();
+    for (case, values) in OwnChart::Hub.cases()? {
+        let args = ["-f", values.to_str().unwrap()];
+        let rendered = helm.template(OwnChart::Hub, &args).await?;
+        let (hooks, installed): (Vec<Value>, Vec<Value>) = documents(&rendered)
+            .into_iter()
+            .partition(|object| text(object, HOOK) == "test");
+        // Where no hub runs, or the home cluster is another one, nothing is tested.
+        if ["crds-rbac-only", "watch-cluster"].contains(&case.as_str()) {
+            assert!(hooks.is_empty(), "{case}: {hooks:?}");
+            continue;
+        }
+        let rules = hooks.iter().filter_map(|hook| hook["rules"].as_array());
+        for rule in rules.flatten() {
+            let verbs = rule["verbs"].as_array().unwrap();
+            let reads = verbs.iter().all(|verb| *verb == "get" || *verb == "list");
+            let reviews = rule["resources"] == json!(["subjectaccessreviews"]);
+            assert!(reads || reviews, "{case}: {rule}");
+        }
+        let test_pod = hooks.iter().find_map(pod).unwrap();
+        let hub_pod = installed.iter().find_map(pod).unwrap();
+        let image = "/spec/containers/0/image";
+        assert_eq!(text(&test_pod, image), text(&hub_pod, image), "{case}");
+        let account = "/spec/serviceAccountName";
+        assert_ne!(text(&test_pod, account), text(&hub_pod, account), "{case}");
+        // The Services and the Deployment select the hub's pods by this label.
+        let name = "/metadata/labels/app.kubernetes.io~1name";
+        assert_ne!(text(&test_pod, name), text(&hub_pod, name), "{case}");
+    }
+    Ok(())
 }
 
 #[tokio::test]
@@ -408,16 +450,10 @@ async fn apiserver_accepts_rendered_objects_and_restricted_pods() -> TestResult 
         cluster.kubectl(args).await
     };
 
-    let mut pods = 0;
+    let mut checked = 0;
     for (case, yaml) in &rendered {
-        if let Err(error) = dry_run(yaml).await {
-            panic!("{case}: {error:#}");
-        }
-        for deployment in documents(yaml) {
-            if text(&deployment, "/kind") != "Deployment" {
-                continue;
-            }
-            let pod = pod(&deployment);
+        let pods: Vec<Value> = documents(yaml).iter().filter_map(pod).collect();
+        for pod in &pods {
             let account = json!({
                 "apiVersion": "v1",
                 "kind": "ServiceAccount",
@@ -427,11 +463,16 @@ async fn apiserver_accepts_rendered_objects_and_restricted_pods() -> TestResult 
                 },
             });
             cluster.apply(&account.to_string()).await?;
+        }
+        if let Err(error) = dry_run(yaml).await {
+            panic!("{case}: {error:#}");
+        }
+        for pod in pods {
             if let Err(error) = dry_run(&pod.to_string()).await {
                 panic!("the pod of {case}: {error:#}");
             }
             // Verify that the namespace really enforces the standard.
-            let mut lax = pod.clone();
+            let mut lax = pod;
             lax["spec"]["securityContext"] = json!({});
             lax["spec"]["containers"][0]["securityContext"] = json!({});
             let refused = dry_run(&lax.to_string()).await.unwrap_err();
@@ -439,9 +480,9 @@ async fn apiserver_accepts_rendered_objects_and_restricted_pods() -> TestResult 
                 format!("{refused:#}").contains("violates PodSecurity"),
                 "{refused:#}"
             );
-            pods += 1;
+            checked += 1;
         }
     }
-    assert!(pods >= 2, "{pods}");
+    assert!(checked >= 3, "{checked}");
     Ok(())
 }

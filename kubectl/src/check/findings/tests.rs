@@ -289,6 +289,9 @@ fn signing_root_of_ca_is_judged() {
         let line = authority(&roots, now()).unwrap();
         assert_eq!(line.mark, mark, "{line:?}");
         assert!(line.text.contains(expected), "{line:?}");
+        let is_ok = mark == Mark::Ok;
+        assert_eq!(line.remedy.is_none(), is_ok, "{line:?}");
+        assert_eq!(line.docs.is_none(), is_ok, "{line:?}");
     }
     assert_eq!(authority(&[], now()), None);
 }
@@ -419,6 +422,7 @@ fn lines_link_existing_headings() {
         RESTART_DOCS,
         RIGHTS_DOCS,
         AUTHORITY_DOCS,
+        EXPIRED_AUTHORITY_DOCS,
         VERSION_SKEW_DOCS,
         MEMBER_DOCS,
         TENANTS_DOCS,

@@ -1,16 +1,20 @@
 //! The table of EdgeClusters.
 
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, Mode};
+use krypton_types::conditions;
 use krypton_types::desired::Version;
 use serde_json::Value;
 
-use crate::render::{Column, Table, View, age, common_columns, or_dash, reason_and_message};
+use crate::render::{
+    Column, Table, View, age, common_columns, message_cell, or_dash, reason_and_message,
+};
 
-const COLUMNS: [Column<EdgeCluster>; 7] = [
+const COLUMNS: [Column<EdgeCluster>; 9] = [
     ("NAME", common_columns::name),
     ("MODE", |it, _| mode(it)),
-    ("CONNECTED", |it, _| connected(it)),
-    ("READY", |it, _| {
+    ("CONNECTED", |it, _| truth(it, "Connected")),
+    ("READY", |it, _| truth(it, conditions::READY)),
+    ("TENANTS", |it, _| {
         let counts = status(it).and_then(|status| status.tenants);
         or_dash(counts.map(|counts| format!("{}/{}", counts.ready, counts.total)))
     }),
@@ -21,10 +25,13 @@ const COLUMNS: [Column<EdgeCluster>; 7] = [
         let applied = status(it).and_then(|status| status.applied.as_ref());
         or_dash(applied.map(|applied| version(applied.epoch, applied.generation)))
     }),
+    ("MESSAGE", |it, view| {
+        message_cell(message(it).as_deref(), view)
+    }),
     ("AGE", common_columns::age),
 ];
 
-const WIDE_COLUMNS: [Column<EdgeCluster>; 5] = [
+const WIDE_COLUMNS: [Column<EdgeCluster>; 4] = [
     ("WANTED", |it, _| {
         let desired = status(it).and_then(|status| status.desired.as_ref());
         or_dash(desired.map(|desired| version(desired.epoch, desired.generation)))
@@ -39,10 +46,9 @@ const WIDE_COLUMNS: [Column<EdgeCluster>; 5] = [
     ("CLUSTER-UID", |it, _| {
         or_dash(status(it).and_then(|status| status.cluster_uid.as_deref()))
     }),
-    ("MESSAGE", |it, _| or_dash(message(it))),
 ];
 
-/// One row for each EdgeCluster; more columns if wide.
+/// One row for each EdgeCluster; more columns and complete messages if wide.
 pub(crate) fn clusters_table(objects: &[Value], view: View) -> Table {
     match view.wide {
         true => Table::of_objects(&[&COLUMNS[..], &WIDE_COLUMNS].concat(), objects, view),
@@ -78,10 +84,12 @@ fn mode(cluster: &EdgeCluster) -> String {
     modes.join(",")
 }
 
-fn connected(cluster: &EdgeCluster) -> String {
-    let mut conditions = status(cluster).into_iter().flat_map(|it| &it.conditions);
-    let connected = conditions.find(|condition| condition.type_ == "Connected");
-    connected.map_or("Unknown".to_owned(), |it| or_dash(Some(&it.status)))
+/// The status of a condition.
+fn truth(cluster: &EdgeCluster, type_: &str) -> String {
+    let state = status(cluster).and_then(|it| conditions::find(&it.conditions, type_));
+    state
+        .map_or("Unknown", |state| state.truth.as_str())
+        .to_owned()
 }
 
 /// The first condition that is not True.

@@ -85,6 +85,7 @@ mod tests {
                 applied_chart: chart.to_owned(),
                 state: ClusterState::from(State::new(truth, reason, "why")),
                 next: None,
+                handled_request: None,
             },
         };
         let tenants = [

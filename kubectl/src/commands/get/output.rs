@@ -22,7 +22,10 @@ pub(super) enum Output {
 impl Output {
     /// Returns whether the output is the objects themselves or their fields, and not a table or names.
     pub(super) fn is_document(&self) -> bool {
-        !matches!(self, Self::Format(OutputFormat::Wide | OutputFormat::Name))
+        match self {
+            Self::Format(format) => matches!(format, OutputFormat::Json | OutputFormat::Yaml),
+            Self::JsonPath(_) => true,
+        }
     }
 
     pub(super) fn encode(&self, value: &Value) -> Result<String, KubectlError> {

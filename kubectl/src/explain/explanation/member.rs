@@ -300,7 +300,7 @@ impl Explainer {
             ),
             UpcomingStepKind::GivenUp => (
                 format!(
-                    "nothing. It was given up after {attempts}, until chart, values or Tenant change"
+                    "nothing. Krypton has stopped retrying after {attempts}, until the chart, the values or the Tenant changes"
                 ),
                 Some(format!("one more: {resync}")),
             ),
