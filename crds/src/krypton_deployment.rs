@@ -146,6 +146,9 @@ pub struct KryptonDeploymentStatus {
     /// The `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// Value of the annotation `mesh.openkcm.io/reconcile-requested-at` that Krypton handled last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_handled_reconcile_at: Option<String>,
     /// `TargetClusterResolved` and `Ready`. If it is not ready, also `Reconciling` or `Stalled`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition_list::schema")]

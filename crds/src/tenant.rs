@@ -128,9 +128,16 @@ pub struct TenantStatus {
     /// The `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// Value of the annotation `mesh.openkcm.io/reconcile-requested-at` that Krypton handled last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_handled_reconcile_at: Option<String>,
     /// Number of clusters by state. Set only if the Tenant is on more clusters than the conditions list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summary: Option<ClusterSummary>,
+    /// State of the Tenant on each cluster that the conditions list. Set only on the home cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub clusters: Vec<ClusterStatus>,
     /// `Ready` for all clusters. For each cluster, `ClusterReady/<cluster>`, `ClusterProgress/<cluster>` and
     /// `ClusterError/<cluster>`. If `summary` is set, only for the worst clusters. If the Tenant is not ready, also
     /// `Reconciling` or `Stalled`.
@@ -148,6 +155,23 @@ pub struct TenantStatus {
     /// Epoch of the hub that last changed this status on the home cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub_epoch: Option<u64>,
+}
+
+/// State of a Tenant on one cluster.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterStatus {
+    /// Name of the cluster.
+    pub name: String,
+    /// `Ready`, `NotReady`, `Error` or `Unknown`, as `summary` counts it.
+    pub state: String,
+    /// Reason of `ClusterError/<cluster>` if the state is `Error`, or else of `ClusterReady/<cluster>`.
+    pub reason: String,
+    /// Message of the same condition, up to 128 bytes.
+    pub message: String,
+    /// Chart that the cluster reports as installed last, up to 256 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chart: Option<String>,
 }
 
 /// Next automatic step on a cluster.

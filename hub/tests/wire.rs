@@ -487,6 +487,7 @@ fn installed(generation: i64) -> TenantReport {
         observed_generation: generation,
         applied_chart: String::new(),
         next: None,
+        handled_request: None,
         state: ClusterState::from(State::new(Truth::True, "Installed", "")),
     }
 }

@@ -139,17 +139,10 @@ fn check_uid(subject: &'static str, uid: &str) -> Result<(), WireError> {
         .ok_or(WireError::Uid(subject))
 }
 
-/// Converts the version and digest of the applied desired state.
-pub(crate) fn applied(applied: &(Version, String)) -> v1::Applied {
-    v1::Applied {
-        version: Some(applied.0.into()),
-        digest: applied.1.clone(),
-    }
-}
-
 impl v1::Applied {
     pub fn new(version: Version, digest: String) -> Self {
-        applied(&(version, digest))
+        let version = Some(version.into());
+        Self { version, digest }
     }
 
     /// Returns version and digest, or `None` without a version.
@@ -167,7 +160,7 @@ impl From<&MemberReport> for v1::MemberReport {
             holder,
             connected,
             problem,
-            applied: applied_state,
+            applied,
             ahead,
             not_restored,
         } = report;
@@ -178,7 +171,9 @@ impl From<&MemberReport> for v1::MemberReport {
             holder: holder.clone(),
             connected: *connected,
             problem: problem.clone().map(|problem| truncate(problem, TEXT_MAX)),
-            applied: applied_state.as_ref().map(applied),
+            applied: applied
+                .clone()
+                .map(|(version, digest)| v1::Applied::new(version, digest)),
             ahead: ahead.map(Into::into),
             not_restored: not_restored
                 .clone()
@@ -227,6 +222,7 @@ impl v1::Tenant {
                 );
                 v1::TenantState {
                     next: report.next.map(v1::Next::new),
+                    handled_request: report.handled_request.clone(),
                     ..state
                 }
             }),
@@ -247,6 +243,7 @@ impl v1::Tenant {
             observed_generation: state.observed_generation,
             applied_chart: state.applied_chart.clone(),
             next: state.next.as_ref().and_then(v1::Next::read),
+            handled_request: state.handled_request.clone(),
             state: state.read("a Tenant's state")?,
         };
         Ok((key, Some(report.trimmed())))
@@ -262,6 +259,7 @@ impl v1::TenantState {
             progress: state.progress.as_ref().map(Into::into),
             error: state.error.as_ref().map(Into::into),
             next: None,
+            handled_request: None,
         }
     }
 
@@ -294,15 +292,21 @@ impl v1::Deployment {
         Self {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            state: report.map(|report| v1::DeploymentState {
-                uid: report.uid.clone(),
-                gone: report.gone,
-                state: Some(v1::TenantState::new(
+            state: report.map(|report| {
+                let state = v1::TenantState::new(
                     report.observed_generation,
                     &report.applied_chart,
                     &report.state,
-                )),
-                events: report.events.iter().map(v1::ReportedEvent::new).collect(),
+                );
+                v1::DeploymentState {
+                    uid: report.uid.clone(),
+                    gone: report.gone,
+                    state: Some(v1::TenantState {
+                        handled_request: report.handled_request.clone(),
+                        ..state
+                    }),
+                    events: report.events.iter().map(v1::ReportedEvent::new).collect(),
+                }
             }),
         }
     }
@@ -325,6 +329,7 @@ impl v1::Deployment {
             observed_generation: state.observed_generation,
             gone: wire_state.gone,
             applied_chart: state.applied_chart.clone(),
+            handled_request: state.handled_request.clone(),
             state: state.read(subject)?,
             events: wire_state
                 .events
@@ -426,322 +431,4 @@ fn truncate(mut text: String, max: usize) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use krypton_types::deployment::DesiredDeployment;
-    use krypton_types::desired::crd_policy::CrdPolicy;
-    use krypton_types::desired::drift::{DriftMode, DriftPolicy};
-    use krypton_types::desired::handling::{Handling, Remediation, WaitPolicy};
-    use krypton_types::desired::lockdown::Lockdown;
-    use krypton_types::desired::namespaces::NamespaceConfiguration;
-    use krypton_types::desired::{ChartState, Confidential};
-    use krypton_types::placed_tenant::{PlacedSpec, PlacedTenant};
-    use proptest::prelude::*;
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn desired() -> DesiredState {
-        DesiredState {
-            version: Version {
-                epoch: 3,
-                generation: 7,
-            },
-            chart: ChartState {
-                repo: "https://charts.example.org".to_owned(),
-                name: "small".to_owned(),
-                version: "1.0.0".to_owned(),
-                install_crds: true,
-                values: [("a".to_owned(), serde_json::json!({"b": [1, null]}))]
-                    .into_iter()
-                    .collect(),
-                confidential: Some(Confidential {
-                    salt: "salt".to_owned(),
-                    paths: vec!["/a/b".to_owned()],
-                }),
-                pinned: Some("1.0.0@sha256:ab".to_owned()),
-            },
-            paused: true,
-            retire: false,
-            drift: DriftPolicy {
-                mode: DriftMode::Heal,
-                interval_seconds: 60,
-            },
-            chart_crds: CrdPolicy::CreateReplace,
-            tenant_values: true,
-            handling: Handling {
-                wait: WaitPolicy::Hooks,
-                delete_cert_manager_crds: true,
-                allow_chart_skip: true,
-                retries: Some(3),
-                remediation: Remediation::Rollback,
-                history_max: 10,
-            },
-            lockdown: Lockdown {
-                no_cross_namespace_refs: true,
-                default_service_account: "helm".to_owned(),
-            },
-            namespaces: NamespaceConfiguration {
-                labels: [("team".to_owned(), "a".to_owned())].into(),
-                annotations: [("example.org/note".to_owned(), "a, b".to_owned())].into(),
-            },
-            deployments: vec![DesiredDeployment {
-                namespace: "accounts".to_owned(),
-                name: "acme".to_owned(),
-                uid: "uid-1".to_owned(),
-                generation: 4,
-                created: 1_800_000_000,
-                remove: true,
-                orphan: true,
-                paused: true,
-                requested: Some("now".to_owned()),
-                drift: Some(DriftPolicy {
-                    mode: DriftMode::Warn,
-                    interval_seconds: 5,
-                }),
-                annotations: [("a".to_owned(), "b".to_owned())].into(),
-            }],
-            placed: vec![PlacedTenant {
-                namespace: "tenants".to_owned(),
-                name: "acme".to_owned(),
-                uid: "uid-2".to_owned(),
-                generation: 5,
-                spec: PlacedSpec {
-                    workspace: Some("acme-ws".to_owned()),
-                    values: serde_json::from_str(r#"{"a":[1,null]}"#).unwrap(),
-                    service_account_name: Some("helm".to_owned()),
-                },
-                remove: true,
-                adopt: true,
-                paused: true,
-                requested: Some("now".to_owned()),
-                former_uid: Some("uid-0".to_owned()),
-            }],
-        }
-    }
-
-    /// Reads `original` after a change to its JSON, which leaves the digest as it was.
-    fn with_changed_state(
-        original: &DesiredState,
-        change: impl FnOnce(&mut Value),
-    ) -> Result<DesiredState, WireError> {
-        let mut wire = v1::Desired::from(original);
-        let mut state = serde_json::from_slice(&wire.state).unwrap();
-        change(&mut state);
-        wire.state = state.to_string().into();
-        wire.try_into()
-    }
-
-    #[test]
-    fn a_desired_state_arrives_as_it_was_sent() {
-        let retire = DesiredState {
-            retire: true,
-            ..desired()
-        };
-        for original in [desired(), retire, DesiredState::default()] {
-            let wire = v1::Desired::from(&original);
-            assert_eq!(DesiredState::try_from(wire).unwrap(), original);
-        }
-    }
-
-    #[test]
-    fn desired_state_without_some_field_is_rejected() {
-        let original = DesiredState {
-            retire: true,
-            ..desired()
-        };
-        // The receiver does not know the field.
-        for field in [
-            "/retire",
-            "/drift",
-            "/tenantValues",
-            "/allowChartSkip",
-            "/retries",
-            "/remediation",
-            "/historyMax",
-            "/lockdown",
-            "/namespaceConfiguration",
-            "/chart/confidential",
-            "/deployments",
-            "/deployments/0/remove",
-            "/placed",
-            "/placed/0/adopt",
-            "/placed/0/spec/values",
-        ] {
-            let result = with_changed_state(&original, |state| {
-                let (parent, name) = field.rsplit_once('/').unwrap();
-                let parent = state.pointer_mut(parent).unwrap();
-                let removed = parent.as_object_mut().unwrap().remove(name);
-                assert!(removed.is_some(), "{field}");
-            });
-            assert!(
-                matches!(result, Err(WireError::Digest)),
-                "{field}: {result:?}"
-            );
-        }
-        let unknown = with_changed_state(&original, |state| state["future"] = true.into());
-        assert_eq!(unknown.unwrap(), original, "the digest does not cover it");
-    }
-
-    #[test]
-    fn invalid_names_and_types_are_rejected() {
-        type Matches = fn(&WireError) -> bool;
-        let key: Matches = |error| matches!(error, WireError::Key(_));
-        let name: Matches = |error| matches!(error, WireError::Name(_));
-        let uid: Matches = |error| matches!(error, WireError::Uid(_));
-        let state: Matches = |error| matches!(error, WireError::State { .. });
-        let reserved = json!({"mesh.openkcm.io/created-for": "a"});
-        for (field, value, expected) in [
-            ("/deployments/0/uid", json!(""), uid),
-            ("/deployments/0/name", json!("a".repeat(254)), key),
-            ("/deployments/0/namespace", json!(""), key),
-            ("/placed/0/uid", json!("a".repeat(64)), uid),
-            ("/placed/0/namespace", json!("../a"), name),
-            ("/placed/0/name", json!(""), name),
-            ("/placed/0/spec/values", json!([]), state),
-            ("/namespaceConfiguration/labels", reserved, name),
-            ("/drift/mode", json!("mend"), state),
-            ("/remediation", json!("undo"), state),
-            ("/chart", json!(null), state),
-            ("/chart/values", json!([]), state),
-        ] {
-            let read = with_changed_state(&desired(), |state| {
-                *state.pointer_mut(field).unwrap() = value;
-            });
-            assert!(expected(&read.unwrap_err()), "{field}");
-        }
-    }
-
-    #[test]
-    fn parse_error_does_not_contain_secrets() {
-        let error =
-            with_changed_state(&desired(), |state| state["paused"] = "hunter2".into()).unwrap_err();
-        assert!(!krypton_types::error_chain::chain(&error).contains("hunter2"));
-    }
-
-    #[test]
-    fn root_digests_round_trip_and_malformed_are_rejected() {
-        let all = RootDigest::from_ders(&[b"a", b"b"]);
-        let message = v1::TrustedRoots::new(&all);
-        assert_eq!(message.read().unwrap(), all);
-        let mut cut = message.clone();
-        cut.sha256[1].truncate(31);
-        assert!(matches!(cut.read(), Err(WireError::Name(_))));
-        let many = v1::TrustedRoots {
-            sha256: vec![message.sha256[0].clone(); ROOTS_MAX + 1],
-        };
-        assert!(matches!(many.read(), Err(WireError::Unexpected(_))));
-    }
-
-    #[test]
-    fn old_agent_ignores_unknown_hub_message() {
-        use prost::Message as _;
-        let roots = v1::Roots {
-            certificates: vec![vec![1, 2].into()],
-            renew_within_millis: Some(1),
-        };
-        // Simulate an unknown kind of message: the same content under another field number.
-        let mut wire = v1::HubMessage {
-            kind: Some(v1::hub_message::Kind::Roots(roots)),
-        }
-        .encode_to_vec();
-        wire[0] = (14 << 3) | 2;
-        let read = v1::HubMessage::decode(wire.as_slice()).unwrap();
-        assert_eq!(read.kind, None);
-    }
-
-    #[test]
-    fn trimmed_report_has_same_digest_on_both_sides() {
-        let key = TenantKey {
-            namespace: "n".to_owned(),
-            name: "t".to_owned(),
-        };
-        let long = State::new(Truth::False, "InstallFailed", "ä".repeat(2000));
-        let state = ClusterState {
-            ready: long.clone(),
-            progress: None,
-            error: Some(long),
-        };
-        let report = TenantReport {
-            observed_generation: 1,
-            applied_chart: String::new(),
-            state,
-            next: None,
-        }
-        .trimmed();
-        let (_, received) = v1::Tenant::new(&key, Some(&report)).read().unwrap();
-        let part = |report| krypton_types::report_digest::part(&key, report);
-        assert_eq!(part(&report), part(&received.unwrap()));
-    }
-
-    #[test]
-    fn long_text_is_truncated_at_character_boundary() {
-        assert_eq!(truncate("äää".to_owned(), 3), "ä");
-    }
-
-    fn state() -> impl Strategy<Value = State> {
-        let truth = prop_oneof![Just(Truth::True), Just(Truth::False), Just(Truth::Unknown)];
-        (truth, "[A-Z][a-z]{0,9}", ".{0,40}")
-            .prop_map(|(truth, reason, message)| State::new(truth, reason, message))
-    }
-
-    proptest! {
-        #[test]
-        fn a_report_arrives_as_it_was_sent(
-            generation: i64, applied_chart in ".{0,40}", ready in state(),
-            progress in proptest::option::of(state()), error in proptest::option::of(state()),
-            next in proptest::option::of((0..4_usize, proptest::option::of(0..4_000_000_000_i64), 0..9_u32)),
-        ) {
-            let next = next.and_then(|(step, at, attempts)| UpcomingStep::at_second(UpcomingStepKind::ALL[step], at, attempts));
-            let key = TenantKey { namespace: "n".to_owned(), name: "t".to_owned() };
-            let state = ClusterState { ready, progress, error };
-            let report = TenantReport { observed_generation: generation, applied_chart, state, next };
-            let (read_key, read) = v1::Tenant::new(&key, Some(&report)).read().unwrap();
-            prop_assert_eq!(read_key, key);
-            prop_assert_eq!(read, Some(report));
-        }
-
-        #[test]
-        fn deployment_report_round_trips_unchanged(
-            observed_generation: i64, gone: bool, applied_chart in ".{0,40}", ready in state(),
-            error in proptest::option::of(state()),
-        ) {
-            let key = DeploymentKey { namespace: "n".to_owned(), name: "d".to_owned() };
-            let report = DeploymentReport {
-                uid: "uid-1".to_owned(), observed_generation, gone, applied_chart,
-                state: ClusterState { ready, progress: None, error },
-                events: vec![ReportedEvent { at: 1, reason: "DriftHealed".to_owned(), message: "put right".to_owned() }],
-            };
-            let (read_key, read) = v1::Deployment::new(&key, Some(&report)).read().unwrap();
-            prop_assert_eq!(read_key, key);
-            prop_assert_eq!(read, Some(report));
-        }
-
-        #[test]
-        fn placed_tenant_report_round_trips_unchanged(
-            observed_generation: i64, gone: bool, state in state(),
-        ) {
-            let key = TenantKey { namespace: "n".to_owned(), name: "t".to_owned() };
-            let uid = "uid-1".to_owned();
-            let report = PlacedReport { uid, observed_generation, gone, state };
-            let (read_key, read) = v1::Placed::new(&key, Some(&report)).read().unwrap();
-            prop_assert_eq!(read_key, key);
-            prop_assert_eq!(read, Some(report));
-        }
-
-        #[test]
-        fn a_member_report_arrives_as_it_was_sent(
-            flags: [bool; 4], holder in proptest::option::of("[a-z]{1,20}"),
-            version in proptest::option::of((any::<u64>(), any::<u64>())),
-        ) {
-            let version = version.map(|(epoch, generation)| Version { epoch, generation });
-            let [synced, ready, writing, connected] = flags;
-            let report = MemberReport {
-                synced, ready, writing, connected,
-                problem: holder.clone(), not_restored: holder.clone(), holder,
-                applied: version.map(|version| (version, "digest".to_owned())),
-                ahead: version,
-            };
-            prop_assert_eq!(MemberReport::from(v1::MemberReport::from(&report)), report);
-        }
-    }
-}
+mod tests;

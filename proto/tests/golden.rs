@@ -139,6 +139,7 @@ fn tenant(truth: i32) -> Tenant {
             progress: Some(condition(Truth::False.into())),
             error: None,
             next: Some(next),
+            handled_request: None,
         }),
     }
 }

@@ -214,6 +214,7 @@ mod tests {
             observed_generation: generation,
             applied_chart: String::new(),
             next: None,
+            handled_request: None,
             state: ClusterState::from(State::new(Truth::True, "Installed", "")),
         }
     }
@@ -314,6 +315,7 @@ mod tests {
                 gone: false,
                 applied_chart: String::new(),
                 state: report(1).state,
+                handled_request: None,
                 events: Vec::new(),
             };
             report_store.set_deployment(&deployment(name), Some(deployment_report));

@@ -82,6 +82,7 @@ fn report(generation: i64) -> TenantReport {
         observed_generation: generation,
         applied_chart: String::new(),
         next: None,
+        handled_request: None,
         state: ClusterState::from(State::new(Truth::True, "Installed", "")),
     }
 }

@@ -37,7 +37,7 @@ struct State {
     running: BTreeMap<String, usize>,
     total: usize,
     waiting: BTreeMap<u64, WaitingRun>,
-    /// Number of the last run that began to wait.
+    /// Number of the last run that joined the queue.
     last_number: u64,
     /// Priority of the last run that received a slot.
     last_priority: Option<Priority>,

@@ -68,6 +68,8 @@ pub(super) struct Job {
     pub published: Option<ClusterState>,
     /// The next step, reported together with the plan's state.
     pub next: Option<UpcomingStep>,
+    /// The last reconcile request that was handled, reported together with the plan's state.
+    pub handled_request: Option<String>,
     pub release: ReleaseKey,
     pub newest: Option<Revision>,
     /// All revisions, including the newest.
@@ -110,6 +112,8 @@ pub(super) struct JobResult {
     pub published: Option<ClusterState>,
     /// The next step that was reported with the state.
     pub next: Option<UpcomingStep>,
+    /// The handled request that was reported with the state.
+    pub handled_request: Option<String>,
     pub tenant: Option<Tenant>,
     pub release_update: Option<ReleaseUpdate>,
     pub release_details: Option<Release>,
@@ -206,6 +210,7 @@ impl ActionRunner {
             reported: None,
             published: None,
             next: job.next,
+            handled_request: job.handled_request.clone(),
             tenant: None,
             release_update: None,
             release_details: None,

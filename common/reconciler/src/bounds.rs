@@ -1,4 +1,4 @@
-//! Ends the watches of an untrusted API server that shows more than Krypton keeps.
+//! Ends the watches of an untrusted API server whose objects exceed Krypton's memory limits.
 
 use std::time::Duration;
 

@@ -3,6 +3,9 @@
 //! The model simulates the API server, the network, the clocks, and the duration of Helm runs. The decisions are real:
 //! the Lease's [`LeaseStateMachine`], the watchdog ([`enforce`]), the orders of a Helm run, and the proxy's [`proxy_role`].
 
+mod network;
+mod scenarios;
+
 use std::fmt;
 use std::time::Duration;
 
@@ -17,6 +20,8 @@ use proptest::prelude::*;
 use crate::agent_presence::{Presence, ProxyRole, SILENCE, proxy_role};
 use crate::lease_guard::enforce;
 
+use self::network::{Flow, HEALTHY_LINK, Link, NetworkMessage};
+
 /// True time, in milliseconds.
 type Time = u64;
 
@@ -26,29 +31,8 @@ const GRACE: Duration = Duration::from_secs(60);
 const DRAIN: Duration = Duration::from_secs(35);
 /// Longest time without an active writer after the last fault. A clock may be 1 % slow.
 const LONGEST_GAP: Time = 121_500;
-/// Time within which an able agent acquires the Lease: the drain of the other holder and some rounds.
-const AGENT_WINS: Time = 300_000;
 const AGENTS: usize = 2;
 const PROXY: usize = AGENTS;
-
-/// Effect of one direction of a connection on a message.
-#[derive(Clone, Copy, Debug)]
-enum Flow {
-    Pass,
-    Drop,
-    Delay(Time),
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Link {
-    Open { request: Flow, response: Flow },
-    Reset,
-}
-
-const HEALTHY_LINK: Link = Link::Open {
-    request: Flow::Pass,
-    response: Flow::Pass,
-};
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
@@ -123,7 +107,7 @@ struct ReconcilerRun {
     stopping: Option<BootTime>,
 }
 
-struct Process {
+struct WriterProcess {
     name: String,
     /// True if it is the only container of its pod. Its Helm process then dies with it.
     in_pod: bool,
@@ -149,12 +133,7 @@ struct AgentSession {
     last_able: Option<BootTime>,
 }
 
-enum NetworkMessage {
-    Request(usize, u64, LeaseRequest, Time),
-    Response(usize, u64, LeaseResponse),
-}
-
-struct World {
+struct SimulatedMember {
     now: Time,
     random: u64,
     lease: Option<Lease>,
@@ -162,7 +141,7 @@ struct World {
     messages: Vec<(Time, NetworkMessage)>,
     slow_writes: Time,
     last_call_number: u64,
-    processes: Vec<Process>,
+    processes: Vec<WriterProcess>,
     agent_sessions: [AgentSession; AGENTS],
     presence: Presence,
     last_fault: Time,
@@ -173,9 +152,9 @@ struct World {
     log: Vec<String>,
 }
 
-impl World {
-    pub(crate) fn new(seed: u64, agent_known: bool, in_pods: bool) -> Self {
-        let mut world = Self {
+impl SimulatedMember {
+    fn new(seed: u64, agent_known: bool, in_pods: bool) -> Self {
+        let mut member = Self {
             now: 0,
             random: seed | 1,
             lease: None,
@@ -193,15 +172,15 @@ impl World {
         };
         for index in 0..=AGENTS {
             let clock = Clock {
-                speed: i64::try_from(world.random_below(20_001)).unwrap() - 10_000,
-                offset: 1_000_000 + world.random_below(1_000_000_000),
-                wall: i64::try_from(world.random_below(1_201)).unwrap() - 600,
+                speed: i64::try_from(member.random_below(20_001)).unwrap() - 10_000,
+                offset: 1_000_000 + member.random_below(1_000_000_000),
+                wall: i64::try_from(member.random_below(1_201)).unwrap() - 600,
             };
             let name = match index {
                 PROXY => "hub".to_owned(),
                 agent => format!("agent/{agent}"),
             };
-            world.processes.push(Process {
+            member.processes.push(WriterProcess {
                 in_pod: in_pods && index != PROXY,
                 name,
                 clock,
@@ -217,9 +196,9 @@ impl World {
             });
         }
         if agent_known {
-            world.presence = Presence::Away(world.boot(PROXY));
+            member.presence = Presence::Away(member.boot(PROXY));
         }
-        world
+        member
     }
 
     fn random_below(&mut self, end: u64) -> u64 {
@@ -353,122 +332,6 @@ impl World {
         }
     }
 
-    /// Delivers messages that are due.
-    fn deliver_messages(&mut self) -> Result<(), TestCaseError> {
-        let mut due: Vec<_> = self
-            .messages
-            .extract_if(.., |(at, _)| *at <= self.now)
-            .collect();
-        due.sort_by_key(|(at, _)| *at);
-        for (_, message) in due {
-            match message {
-                NetworkMessage::Request(index, number, call, sent) => {
-                    let is_late =
-                        Duration::from_millis(self.now - sent) > LeaseTimes::MEMBER.call_timeout;
-                    if is_late && call != LeaseRequest::Read {
-                        // A late write counts as a fault, even if its sender is healthy by now.
-                        self.last_fault = self.now;
-                    }
-                    let response = self.handle_call(index, call)?;
-                    self.respond(index, number, response);
-                }
-                NetworkMessage::Response(index, number, response) => {
-                    if let Some(run) = &mut self.processes[index].run
-                        && let Some(pending) = &mut run.pending
-                        && pending.number == number
-                    {
-                        pending.response = Some(response);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn latency(&mut self, flow: Flow) -> Option<Time> {
-        let base = self.random_below(400);
-        match flow {
-            Flow::Pass => Some(base),
-            Flow::Drop => None,
-            Flow::Delay(delay) => Some(delay + base),
-        }
-    }
-
-    fn respond(&mut self, index: usize, number: u64, response: LeaseResponse) {
-        let Link::Open { response: flow, .. } = self.processes[index].link else {
-            return;
-        };
-        if let Some(latency) = self.latency(flow) {
-            let is_write = !matches!(response, LeaseResponse::Read(_));
-            let delay = if is_write { self.slow_writes } else { 0 };
-            let message = NetworkMessage::Response(index, number, response);
-            self.messages.push((self.now + delay + latency, message));
-        }
-    }
-
-    /// Simulates the API server.
-    fn handle_call(
-        &mut self,
-        index: usize,
-        call: LeaseRequest,
-    ) -> Result<LeaseResponse, TestCaseError> {
-        let present = self.lease.as_ref();
-        let written = match call {
-            LeaseRequest::Read => return Ok(LeaseResponse::Read(present.cloned().map(Box::new))),
-            LeaseRequest::Create(_) if present.is_some() => return Ok(LeaseResponse::Conflict),
-            LeaseRequest::Create(spec) => Lease {
-                spec: Some(spec),
-                ..Lease::default()
-            },
-            LeaseRequest::Replace(lease) => {
-                let version = |lease: &Lease| lease.metadata.resource_version.clone();
-                if present.is_none_or(|present| version(present) != version(&lease)) {
-                    return Ok(LeaseResponse::Conflict);
-                }
-                *lease
-            }
-        };
-        self.version += 1;
-        let mut lease = written;
-        lease.metadata.resource_version = Some(self.version.to_string());
-        let previous = self.lease.replace(lease.clone());
-        let holder = holder(Some(&lease));
-        if holder != self::holder(previous.as_ref()) {
-            self.log_line(format_args!(
-                "the Lease is {holder:?}'s, written by {index}"
-            ));
-            for (other, process) in self.processes.iter().enumerate() {
-                let alive = process.has_active_helm() && process.holder() != holder;
-                prop_assert!(
-                    !alive,
-                    "the Lease goes to {holder:?} while helm of {other} lives"
-                );
-            }
-        }
-        Ok(LeaseResponse::Written(Box::new(lease)))
-    }
-
-    fn send(&mut self, index: usize, call: LeaseRequest) -> PendingCall {
-        self.last_call_number += 1;
-        let number = self.last_call_number;
-        let mut reset = false;
-        match self.processes[index].link {
-            Link::Reset => reset = true,
-            Link::Open { request: flow, .. } => {
-                if let Some(latency) = self.latency(flow) {
-                    let message = NetworkMessage::Request(index, number, call, self.now);
-                    self.messages.push((self.now + latency, message));
-                }
-            }
-        }
-        PendingCall {
-            number,
-            at: self.boot(index),
-            reset,
-            response: None,
-        }
-    }
-
     /// Advances a running process.
     fn step_process(&mut self, index: usize) {
         if index == PROXY {
@@ -541,7 +404,7 @@ impl World {
         }
     }
 
-    pub(crate) fn start_run(&mut self, index: usize) {
+    fn start_run(&mut self, index: usize) {
         let now = self.boot(index);
         let (stop_handle, stop_signal) = StopHandle::new();
         let ready_at = BootTime(now.0 + self.random_seconds(3));
@@ -676,7 +539,7 @@ impl World {
         if (0..self.processes.len()).any(|index| self.is_acting(index)) {
             self.last_active = self.now;
         }
-        let is_any_able = self.processes.iter().any(Process::is_able);
+        let is_any_able = self.processes.iter().any(WriterProcess::is_able);
         if !is_any_able {
             self.last_active = self.now;
         }
@@ -689,7 +552,7 @@ impl World {
     }
 }
 
-impl Process {
+impl WriterProcess {
     fn holder(&self) -> String {
         let holder = format!("{}/{}", self.name, self.incarnation);
         match self.in_pod {
@@ -714,137 +577,5 @@ impl Process {
             }
         );
         self.is_running && !self.is_terminating && !self.stopped && !self.suspended && healthy
-    }
-}
-
-fn holder(lease: Option<&Lease>) -> String {
-    let spec = lease.and_then(|lease| lease.spec.as_ref());
-    let holder = spec.and_then(|spec| spec.holder_identity.clone());
-    holder.unwrap_or_default()
-}
-
-/// Delays are well below or well above the deadline of a call, both ways together. Close to it, an agent's reads would
-/// succeed and keep the hub away, while its writes would fail.
-fn any_flow() -> impl Strategy<Value = Flow> {
-    prop_oneof![
-        2 => Just(Flow::Pass),
-        1 => Just(Flow::Drop),
-        2 => (0..2_500_u64).prop_map(Flow::Delay),
-        2 => (9_000..100_000_u64).prop_map(Flow::Delay),
-    ]
-}
-
-fn any_fault() -> impl Strategy<Value = Fault> {
-    let index = || 0..=AGENTS;
-    let link = prop_oneof![
-        1 => Just(Link::Reset),
-        2 => Just(HEALTHY_LINK),
-        4 => (any_flow(), any_flow()).prop_map(|(request, response)| Link::Open { request, response }),
-    ];
-    prop_oneof![
-        6 => (index(), link).prop_map(|(index, link)| Fault::Link(index, link)),
-        2 => (0..AGENTS, any::<bool>()).prop_map(|(index, open)| Fault::Session(index, open)),
-        2 => index().prop_map(Fault::Stop),
-        2 => index().prop_map(Fault::Suspend),
-        4 => index().prop_map(Fault::Wake),
-        2 => index().prop_map(Fault::Kill),
-        1 => index().prop_map(Fault::Terminate),
-        3 => index().prop_map(Fault::Start),
-        1 => (index(), -600..=600_i64).prop_map(|(index, wall)| Fault::WallClock(index, wall)),
-        1 => Just(Fault::Annotate),
-        1 => prop_oneof![Just(0), Just(2_000), 9_000..20_000_u64].prop_map(Fault::SlowWrites),
-    ]
-}
-
-/// Short and long pauses before each fault.
-fn any_scenario() -> impl Strategy<Value = Vec<(Time, Fault)>> {
-    let pause = prop_oneof![
-        3 => 0..15_000_u64,
-        2 => 15_000..70_000_u64,
-        1 => 70_000..200_000_u64,
-    ];
-    proptest::collection::vec((pause, any_fault()), 0..14)
-}
-
-fn run_scenario(mut world: World, scenario: &[(Time, Fault)]) -> Result<(), TestCaseError> {
-    let with_log = |world: &World, error: TestCaseError| {
-        TestCaseError::fail(format!("{error}\n{}", world.log.join("\n")))
-    };
-    for (pause, fault) in scenario {
-        let end = world.now + pause;
-        while world.now < end {
-            let stepped = world.step();
-            stepped.map_err(|error| with_log(&world, error))?;
-        }
-        world.fault(*fault);
-    }
-    world.end_faults();
-    let end = world.now + AGENT_WINS;
-    while world.now < end {
-        let stepped = world.step();
-        stepped.map_err(|error| with_log(&world, error))?;
-    }
-    let agent = holder(world.lease.as_ref()).starts_with("agent/");
-    let is_acting = (0..AGENTS).any(|index| world.is_acting(index));
-    if !agent || !is_acting || world.is_acting(PROXY) {
-        let error = TestCaseError::fail("no agent has the Lease in the end");
-        return Err(with_log(&world, error));
-    }
-    Ok(())
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(
-        std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2_000)
-    ))]
-
-    #[test]
-    fn random_faults_keep_single_writer_and_progress(
-        seed in any::<u64>(), known in any::<bool>(), in_pods in any::<bool>(), scenario in any_scenario()
-    ) {
-        run_scenario(World::new(seed, known, in_pods), &scenario)?;
-    }
-}
-
-/// The other agent and the hub would wait for a minute.
-#[test]
-fn restarted_agent_in_same_pod_acts_within_seconds() {
-    for seed in 0..20 {
-        let mut world = World::new(seed, true, true);
-        let steps = |world: &mut World, millis: Time| {
-            let end = world.now + millis;
-            while world.now < end {
-                if let Err(error) = world.step() {
-                    panic!("seed {seed}: {error}\n{}", world.log.join("\n"));
-                }
-            }
-        };
-        steps(&mut world, 200_000);
-        let Some(acting) = (0..AGENTS).find(|index| world.is_acting(*index)) else {
-            panic!("seed {seed}: no process acts");
-        };
-        world.fault(Fault::Kill(acting));
-        steps(&mut world, 1_000);
-        world.fault(Fault::Start(acting));
-        steps(&mut world, 12_000);
-        assert!(
-            world.is_acting(acting),
-            "seed {seed}\n{}",
-            world.log.join("\n")
-        );
-    }
-}
-
-/// The responses arrive after their deadline, but the writes succeed.
-#[test]
-fn slow_writes_do_not_block_lease_acquisition() {
-    let scenario = [
-        (10_000, Fault::SlowWrites(9_000)),
-        (600_000, Fault::Annotate),
-    ];
-    for seed in 0..20 {
-        if let Err(error) = run_scenario(World::new(seed, true, false), &scenario) {
-            panic!("seed {seed}: {error}");
-        }
     }
 }

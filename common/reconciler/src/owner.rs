@@ -14,7 +14,7 @@ use krypton_types::desired::drift::DriftPolicy;
 use krypton_types::desired::lockdown::Lockdown;
 use krypton_types::names;
 use krypton_types::placed_tenant::placed_on;
-use krypton_types::tenant::{TenantKey, UpcomingStep};
+use krypton_types::tenant::{REQUEST_MAX, TenantKey, UpcomingStep};
 use serde_json::{Map, Value};
 use tracing::Span;
 use tracing::field::{Empty, display};
@@ -144,6 +144,12 @@ impl ReleaseOwner {
         }
     }
 
+    /// Returns the value of the annotation that requests a reconcile, unless it is too long to acknowledge.
+    pub fn reconcile_request(&self) -> Option<&str> {
+        self.annotation(names::RECONCILE_REQUESTED_ANNOTATION)
+            .filter(|request| request.len() <= REQUEST_MAX)
+    }
+
     /// Returns the drift policy that overrides the fleet's.
     pub fn drift_policy(&self) -> Option<&DriftPolicy> {
         self.deployment()?.drift.as_ref()
@@ -206,6 +212,12 @@ impl ReleaseOwner {
     /// Returns the next step of `cluster` in the status.
     pub fn next_step_in_status(&self, cluster: &str) -> Option<UpcomingStep> {
         UpcomingStep::from_status(self.tenant()?.status.as_ref()?, cluster)
+    }
+
+    /// Returns the reconcile request that the status acknowledges.
+    pub fn handled_request_in_status(&self) -> Option<String> {
+        let status = self.tenant()?.status.as_ref()?;
+        status.last_handled_reconcile_at.clone()
     }
 
     /// Returns the sort key among the claimants of one release: the first owns it. A removal order comes

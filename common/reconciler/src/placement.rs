@@ -142,7 +142,7 @@ fn leave_foreign(order: &PlacedTenant, reason: &str, message: &str) -> Placement
     match order.remove {
         true => PlacementStep::Confirm(not_placed(
             reason,
-            &format!("{message}; it is left where it is"),
+            &format!("{message}; it stays on this cluster"),
         )),
         false => PlacementStep::Settled(not_placed(reason, message)),
     }

@@ -56,6 +56,8 @@ pub struct Plan {
     pub gone: bool,
     /// The release is as desired. Krypton only waits for its readiness or writes about it.
     pub settled: bool,
+    /// Whether Krypton has handled the owner's reconcile request: it may write, and has nothing left to do or announce.
+    pub handles_request: bool,
     /// How to check the release for drift; `None` if Krypton must not check it now.
     pub drift: Option<DriftSettings>,
 }
@@ -81,9 +83,15 @@ pub fn plan(view: &View<'_>) -> Plan {
         ),
         gone: matches!(release_state, ReleaseState::Gone { retired: false, .. }),
         settled,
+        handles_request: view.hold().is_none() && !release_state.waits_for_others(),
         drift: None,
     };
-    refusal::with_refusal(drift::with_drift(plan, view), view)
+    let plan = refusal::with_refusal(drift::with_drift(plan, view), view);
+    let is_done = plan.action == Action::Nothing && !is_announced(&plan.state);
+    Plan {
+        handles_request: plan.handles_request && is_done,
+        ..plan
+    }
 }
 
 /// Whether the conditions still have the message from before the action, so there is nothing to write.

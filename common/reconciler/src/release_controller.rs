@@ -14,7 +14,6 @@ use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
-use krypton_types::tenant::UpcomingStep;
 use tracing::{Instrument as _, Span};
 
 use super::digests::DesiredDigests;
@@ -117,8 +116,9 @@ impl Reconciler {
             let previous =
                 previous.and_then(|state| state.memory.last_reported(owner, &self.member.name));
             let state = previous.unwrap_or_else(|| plan.state.clone());
+            let answers = (job.next, job.handled_request.clone());
             self.report_store
-                .set_owner(owner, state, "", job.next, plan.gone);
+                .set_owner(owner, state, "", answers, plan.gone);
         }
         let revision = job.newest.as_ref().map(|newest| newest.revision);
         if self.update_drift_schedule(key, plan, revision, now) {
@@ -128,7 +128,7 @@ impl Reconciler {
             self.queue.add_at(key.clone(), at);
             return false;
         }
-        if plan.action == Action::Nothing && !self.has_changes(key, owner, plan, job.next) {
+        if plan.action == Action::Nothing && !self.has_changes(&job) {
             let release = (&job.release, revision);
             self.start_drift_check(key, &job.owner, job.plan, release, now);
             return false;
@@ -233,6 +233,11 @@ impl Reconciler {
             let next = next.to_wall_clock(now, clock::wall());
             next.settled(state.memory.reported_next.or(state.memory.published_next))
         });
+        let handled_request = owner
+            .reconcile_request()
+            .filter(|_| plan.handles_request)
+            .map(str::to_owned)
+            .or_else(|| state.memory.handled_request.clone());
         state.wake = plan.wake;
         if let Some(at) = plan.wake {
             self.queue.add_at(key.clone(), at);
@@ -247,6 +252,7 @@ impl Reconciler {
             plan,
             published,
             next,
+            handled_request,
             workspace_exists,
             tenant_crd: self.index.crd().unwrap_or(CrdState::Missing),
             is_last_owner,
@@ -356,14 +362,9 @@ impl Reconciler {
     }
 
     /// Whether there is something to report or write. If not, the reconcile costs nothing.
-    fn has_changes(
-        &self,
-        key: &OwnerKey,
-        owner: &ReleaseOwner,
-        plan: &plan::Plan,
-        next: Option<UpcomingStep>,
-    ) -> bool {
-        let current = (Some(&plan.state), next);
+    fn has_changes(&self, job: &Job) -> bool {
+        let (key, owner, plan) = (&job.key, &job.owner, &job.plan);
+        let current = (Some(&plan.state), job.next);
         let memory = self.owner_states.get(key).map(|state| &state.memory);
         let reported = memory.map(|memory| (memory.reported.as_ref(), memory.reported_next));
         if reported != Some(current) {
@@ -371,7 +372,9 @@ impl Reconciler {
         }
         // A state that was only observed is published once this process holds the Lease.
         let published = memory.map(|memory| (memory.published.as_ref(), memory.published_next));
-        if self.permitted && published != Some(current) {
+        let handled = memory.map(|memory| &memory.handled_request);
+        let is_published = published == Some(current) && handled == Some(&job.handled_request);
+        if self.permitted && !is_published {
             return true;
         }
         let written_tenant = owner.tenant().filter(|_| {
@@ -385,7 +388,7 @@ impl Reconciler {
             tenant,
             &self.member.name,
             &plan.state,
-            next,
+            job.next,
             plan.applied_chart.as_deref(),
             self.desired_now().handling.allow_chart_skip,
             Timestamp::UNIX_EPOCH,
@@ -435,7 +438,7 @@ fn permit(lease_state: &LeaseState, permitted: bool, is_recorded: bool) -> Permi
         (false, _, Some(other)) => {
             Permit::Withheld(format!("{other} holds the Lease of this cluster"))
         }
-        (false, _, None) => Permit::Withheld("the Lease of this cluster is not ours".to_owned()),
+        (false, _, None) => Permit::Withheld("this process does not hold the Lease".to_owned()),
     }
 }
 
@@ -445,8 +448,9 @@ fn equal_except_times(
 ) -> bool {
     let without_times = |status: &krypton_crds::tenant::TenantStatus| {
         let mut status = status.clone();
-        // A CRD of an earlier schema drops the next steps, so only the memory of the last write counts.
+        // A CRD of an earlier schema drops these fields, so only the memory of the last write counts.
         status.next_steps.clear();
+        status.last_handled_reconcile_at = None;
         for condition in &mut status.conditions {
             condition.last_transition_time.0 = Timestamp::UNIX_EPOCH;
         }

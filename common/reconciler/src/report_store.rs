@@ -6,12 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
 
+use krypton_crds::tenant::{ClusterStatus, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, Phase};
 use krypton_types::deployment::{
     DeploymentKey, DeploymentReport, DesiredDeployment, RECORDED_EVENTS, ReportedEvent,
 };
 use krypton_types::desired::Version;
 use krypton_types::member::MemberReport;
+use krypton_types::names;
 use krypton_types::placed_tenant::PlacedReport;
 use krypton_types::tenant::{TenantKey, TenantReport, UpcomingStep};
 use tokio::sync::Notify;
@@ -121,13 +123,14 @@ impl ReportStore {
         self.changed.notify_one();
     }
 
-    /// Sets the owner's report. An empty `applied_chart` keeps the chart of the previous report.
+    /// Sets the owner's report, with its next step and the last reconcile request that was handled. An empty
+    /// `applied_chart` keeps the chart of the previous report.
     pub(crate) fn set_owner(
         &self,
         owner: &ReleaseOwner,
         state: ClusterState,
         applied_chart: &str,
-        next: Option<UpcomingStep>,
+        (next, handled_request): (Option<UpcomingStep>, Option<String>),
         gone: bool,
     ) {
         let observed_generation = owner.generation();
@@ -137,13 +140,13 @@ impl ReportStore {
                 let Some(key) = crate::index::tenant_key(&tenant.metadata) else {
                     return;
                 };
-                let status = tenant.status.as_ref();
-                let previous = || status.and_then(|status| status.last_applied_chart.clone());
+                let previous = || recorded_chart(tenant.status.as_ref()?);
                 let report = TenantReport {
                     observed_generation,
                     applied_chart: applied.or_else(previous).unwrap_or_default(),
                     state,
                     next,
+                    handled_request,
                 };
                 self.set_tenant(&key, Some(report));
             }
@@ -160,6 +163,7 @@ impl ReportStore {
                     gone,
                     applied_chart: applied.unwrap_or(previous_chart),
                     state,
+                    handled_request,
                     events,
                 };
                 self.set_deployment(&key, Some(report));
@@ -334,6 +338,15 @@ impl ReportStore {
     }
 }
 
+/// Returns the chart that this member last applied. At home, `last_applied_chart` can be that of another member.
+fn recorded_chart(status: &TenantStatus) -> Option<String> {
+    if status.clusters.is_empty() {
+        return status.last_applied_chart.clone();
+    }
+    let own = |cluster: &&ClusterStatus| cluster.name == names::SELF_CLUSTER;
+    status.clusters.iter().find(own)?.chart.clone()
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -341,6 +354,24 @@ mod tests {
     use krypton_types::conditions::{ClusterState, State, Truth};
 
     use super::*;
+
+    #[test]
+    fn chart_of_other_member_is_not_reported() {
+        let mut status = TenantStatus {
+            last_applied_chart: Some("r/c:2".to_owned()),
+            ..TenantStatus::default()
+        };
+        assert_eq!(recorded_chart(&status).as_deref(), Some("r/c:2"));
+        let cluster = |name: &str, chart: &str| ClusterStatus {
+            name: name.to_owned(),
+            chart: Some(chart.to_owned()),
+            ..ClusterStatus::default()
+        };
+        status.clusters = vec![cluster("edge-1", "r/c:2")];
+        assert_eq!(recorded_chart(&status), None);
+        status.clusters.push(cluster(names::SELF_CLUSTER, "r/c:1"));
+        assert_eq!(recorded_chart(&status).as_deref(), Some("r/c:1"));
+    }
 
     fn key(name: &str) -> TenantKey {
         TenantKey {
@@ -354,6 +385,7 @@ mod tests {
             observed_generation: generation,
             applied_chart: String::new(),
             next: None,
+            handled_request: None,
             state: ClusterState::from(State {
                 truth: Truth::True,
                 reason: "Installed".to_owned(),
@@ -405,8 +437,9 @@ mod tests {
         };
         let owner = ReleaseOwner::Deployment(Arc::new(order.clone()));
         report_store.set_tenant(&key("a"), Some(report(1)));
-        report_store.set_owner(&owner, report(1).state, "r/c:1", None, false);
-        report_store.set_owner(&owner, report(1).state, "", None, true);
+        let handled = Some("now".to_owned());
+        report_store.set_owner(&owner, report(1).state, "r/c:1", (None, None), false);
+        report_store.set_owner(&owner, report(1).state, "", (None, handled.clone()), true);
         let batch = report_store.take(None, 1);
         assert!(batch.changes.deployments.is_empty() && !batch.last);
         let batch = report_store.take(batch.changes.last().as_ref(), 1);
@@ -414,6 +447,7 @@ mod tests {
         let reported = batch.changes.deployments[&order.key()].clone().unwrap();
         assert_eq!((reported.uid.as_str(), reported.gone), ("uid-1", true));
         assert_eq!(reported.applied_chart, "r/c:1", "what was known stands");
+        assert_eq!(reported.handled_request, handled);
         let owner_key = OwnerKey::Deployment(order.key());
         assert!(report_store.covers_generation(&owner_key, &owner));
         let recreated = DesiredDeployment {

@@ -23,7 +23,7 @@ const PAGE_SIZE: u32 = 50;
 
 /// An event of one of the watches.
 pub(super) enum WatchEvent {
-    Tenant(Event<DeserializeGuard<Tenant>>),
+    Tenant(Box<Event<DeserializeGuard<Tenant>>>),
     Release(Event<PartialObjectMeta<Secret>>),
     Workspace(Event<PartialObjectMeta<Namespace>>),
     Deployment(Event<WorkloadObject>),
@@ -93,7 +93,7 @@ pub(super) fn tenants(client: &Client) -> Watch {
     stream(
         "Tenants",
         move || watcher(api.clone(), paged()),
-        WatchEvent::Tenant,
+        |event| WatchEvent::Tenant(Box::new(event)),
     )
 }
 

@@ -1,4 +1,4 @@
-//! Bounds what is read and kept of one API server, which may answer without end.
+//! Limits the lists that a process reads from one API server and keeps: objects, pages and bytes.
 
 use std::io::{self, Write};
 

@@ -4,15 +4,17 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 use thiserror::Error;
 
 use crate::call::{ApiError, call};
 
-const SERVED_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time within which the API server serves a CRD.
+pub const SERVED_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Field manager of Krypton.
 pub const FIELD_MANAGER: &str = "krypton";
 
@@ -106,18 +108,12 @@ async fn create_or_upgrade(
             if let Some(existing) = existing {
                 next.metadata.resource_version = existing.metadata.resource_version;
                 next.metadata.finalizers = existing.metadata.finalizers;
-                let merge = |ours: &mut Option<std::collections::BTreeMap<String, String>>,
-                             existing| {
-                    let mut merged: std::collections::BTreeMap<_, _> =
-                        Option::unwrap_or_default(existing);
-                    merged.extend(ours.take().unwrap_or_default());
-                    *ours = Some(merged);
-                };
-                merge(&mut next.metadata.labels, existing.metadata.labels);
-                merge(
-                    &mut next.metadata.annotations,
-                    existing.metadata.annotations,
-                );
+                let mut labels = existing.metadata.labels.unwrap_or_default();
+                labels.append(next.labels_mut());
+                *next.labels_mut() = labels;
+                let mut annotations = existing.metadata.annotations.unwrap_or_default();
+                annotations.append(next.annotations_mut());
+                *next.annotations_mut() = annotations;
             }
             let params = PostParams::default();
             let request = api.replace(&name, &params, &next);
@@ -183,7 +179,7 @@ async fn wait_until_in_force(client: &Client, wanted: &CustomResourceDefinition)
             Err(kube::Error::Api(status)) if status.code == 403 => return,
             _ => {}
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -219,6 +215,13 @@ pub fn is_established(crd: &CustomResourceDefinition) -> bool {
         .any(|condition| condition.type_ == "Established" && condition.status == "True")
 }
 
+/// Waits until the API server has accepted the names of the CRD.
+pub async fn wait_until_established(api: &Api<CustomResourceDefinition>, name: &str) {
+    while !matches!(api.get_opt(name).await, Ok(Some(crd)) if is_established(&crd)) {
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
 /// Waits until the objects can be listed. For a moment, the API server returns 404 and 429 for an Established
 /// CRD, which would send every watch into its back-off.
 async fn wait_until_served(
@@ -236,20 +239,15 @@ async fn wait_until_served(
     let resource = ApiResource::from_gvk_with_plural(&kind, &spec.names.plural);
     let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let name = wanted.metadata.name.as_deref().unwrap_or_default();
-    let mut was_established = false;
+    wait_until_established(api, name).await;
     loop {
-        if !was_established {
-            was_established =
-                matches!(api.get_opt(name).await, Ok(Some(crd)) if is_established(&crd));
-        } else {
-            match objects.list_metadata(&ListParams::default().limit(1)).await {
-                // A process without this permission gets a clear error from its first list.
-                Ok(_) => return,
-                Err(kube::Error::Api(status)) if status.code == 403 => return,
-                Err(_) => {}
-            }
+        match objects.list_metadata(&ListParams::default().limit(1)).await {
+            // A process without this permission gets a clear error from its first list.
+            Ok(_) => return,
+            Err(kube::Error::Api(status)) if status.code == 403 => return,
+            Err(_) => {}
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

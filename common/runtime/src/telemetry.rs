@@ -129,10 +129,12 @@ pub fn init(
     let (text, targets) = filter(variable.as_deref(), default_filter)?;
     let (log_filter, handle) = reload::Layer::new(LogFilter(targets));
     let process = ProcessFields::default();
+    // https://no-color.org
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match format {
         LogFormat::Text => lines
-            .with_ansi(std::io::stderr().is_terminal())
+            .with_ansi(std::io::stderr().is_terminal() && !no_color)
             .with_filter(log_filter)
             .boxed(),
         LogFormat::Json => lines

@@ -21,7 +21,7 @@ impl AllowedNamespaces {
         let listed = self.0.as_ref()?;
         (!listed.contains(namespace)).then(|| {
             let message = format!(
-                "EdgeCluster {member} does not take what is in namespace {namespace}: add it to spec.allowedNamespaces there, or name another member"
+                "namespace {namespace} is not in spec.allowedNamespaces of EdgeCluster {member}; add it, or name another member"
             );
             State::new(Truth::False, reason::NAMESPACE_NOT_ALLOWED, message)
         })

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::conditions::ClusterState;
 use crate::desired::drift::DriftPolicy;
 use crate::names;
-use crate::tenant::trim_all;
+use crate::tenant::{trim_all, trim_request};
 
 /// Namespace and name of a KryptonDeployment on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -133,6 +133,9 @@ pub struct DeploymentReport {
     /// The value of `status.lastAppliedChart`. Empty until a chart is known to be applied.
     pub applied_chart: String,
     pub state: ClusterState,
+    /// The reconcile request that the member handled last. No digest contains it.
+    #[serde(skip)]
+    pub handled_request: Option<String>,
     /// Transient, so no digest contains them.
     #[serde(skip)]
     pub events: Vec<ReportedEvent>,
@@ -143,6 +146,7 @@ impl DeploymentReport {
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         trim_all(&mut self.applied_chart, &mut self.state);
+        trim_request(&mut self.handled_request);
         let excess = self.events.len().saturating_sub(EVENTS_MAX);
         self.events.drain(..excess);
         for event in &mut self.events {

@@ -22,7 +22,8 @@ pub const ADOPT_ANNOTATION: &str = "mesh.openkcm.io/adopt";
 pub const DRIFT_ANNOTATION: &str = "mesh.openkcm.io/drift";
 /// Annotation on a Tenant or on an object of its release: JSON pointers to fields that may differ.
 pub const DRIFT_IGNORE_ANNOTATION: &str = "mesh.openkcm.io/drift-ignore";
-/// Annotation on a Tenant. A new value retries a failed action immediately, without waiting for the back-off.
+/// Annotation on a Tenant. A new value retries a failed action immediately, without waiting for the back-off. The
+/// status acknowledges it in `lastHandledReconcileAt`.
 pub const RECONCILE_REQUESTED_ANNOTATION: &str = "mesh.openkcm.io/reconcile-requested-at";
 /// Annotation. `"true"` removes the finalizer and keeps the release.
 pub const ORPHAN_ANNOTATION: &str = "mesh.openkcm.io/orphan";

@@ -103,6 +103,7 @@ mod tests {
             observed_generation: generation,
             applied_chart: String::new(),
             next: None,
+            handled_request: None,
             state: ClusterState::from(State::new(Truth::True, "Installed", "")),
         }
     }

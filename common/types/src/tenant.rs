@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::conditions::{ClusterState, MESSAGE_MAX, State};
 
+/// Longest reconcile request that Krypton acknowledges, in bytes.
+pub const REQUEST_MAX: usize = 256;
+
 /// Namespace and name of a Tenant, the same on every member.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TenantKey {
@@ -34,6 +37,9 @@ pub struct TenantReport {
     /// not know the field compute the same digest.
     #[serde(skip)]
     pub next: Option<UpcomingStep>,
+    /// The reconcile request that the member handled last: the value of the annotation. No digest contains it.
+    #[serde(skip)]
+    pub handled_request: Option<String>,
 }
 
 /// The next step that a member takes for a Tenant automatically, unless something changes before.
@@ -154,6 +160,7 @@ impl TenantReport {
     #[must_use]
     pub fn trimmed(mut self) -> Self {
         trim_all(&mut self.applied_chart, &mut self.state);
+        trim_request(&mut self.handled_request);
         self
     }
 }
@@ -171,6 +178,13 @@ pub(crate) fn trim_all(applied_chart: &mut String, state: &mut ClusterState) {
     {
         trim(reason);
         trim(message);
+    }
+}
+
+/// Cuts a longer request, which then equals none that a user has set.
+pub(crate) fn trim_request(request: &mut Option<String>) {
+    if let Some(request) = request {
+        request.truncate(request.floor_char_boundary(REQUEST_MAX));
     }
 }
 

@@ -145,7 +145,7 @@ impl Sessions {
         let clock_skew = wall.as_second().saturating_sub(hello.now);
         if clock_skew.abs() > MAX_CLOCK_SKEW {
             tracing::warn!(member = %name, seconds = clock_skew,
-                "the clock of the agent's machine differs from the hub's by so much; set it right");
+                "the agent's clock differs from the hub's; correct the clock of its machine");
         }
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
         let welcome = v1::Welcome {

@@ -1,4 +1,4 @@
-//! Keeps the fleet's chart as flags, version, values file, ConfigMaps and Secrets have it, and gives it to the members.
+//! Computes the fleet's chart from flags, the resolved version and all sources of values, and publishes each change.
 
 use std::sync::Arc;
 

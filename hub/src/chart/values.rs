@@ -144,7 +144,7 @@ pub enum ValuesProblem {
     /// Not an error yet.
     #[error("{0} has not been read yet")]
     NotYet(ValuesLocation),
-    #[error("{message}; make it, or mark the reference as optional")]
+    #[error("{message}; create it, or mark the reference as optional")]
     Missing {
         location: ValuesLocation,
         message: String,

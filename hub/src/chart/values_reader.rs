@@ -404,11 +404,13 @@ fn read_salt(secret: &Secret) -> Option<Arc<str>> {
 fn reading(location: &ValuesLocation, content: Option<&ObjectContent>) -> ValuesReading {
     let (kind, name, key) = (kind_name(location.kind), &location.name, &location.key);
     let Some(content) = content else {
-        return ValuesReading::Missing(format!("there is no {kind} {name} in the hub's namespace"));
+        return ValuesReading::Missing(format!(
+            "{kind} {name} does not exist in the hub's namespace"
+        ));
     };
     if let Some(reason) = &content.rejection {
         return ValuesReading::Invalid(format!(
-            "{kind} {name} {reason}, and is never values of the chart"
+            "{kind} {name} {reason}, so it cannot contain chart values"
         ));
     }
     let Some(bytes) = content.data.get(key) else {
@@ -419,7 +421,7 @@ fn reading(location: &ValuesLocation, content: Option<&ObjectContent>) -> Values
     }
     match values_file::mapping(bytes) {
         Ok(values) if is_kubeconfig(&values) => ValuesReading::Invalid(format!(
-            "{location}, is a kubeconfig, and is never values of the chart"
+            "{location}, is a kubeconfig, so it cannot contain chart values"
         )),
         Ok(values) => ValuesReading::Values(Arc::new(values)),
         Err(error) => ValuesReading::Invalid(format!("{location}, {error}")),
@@ -476,7 +478,9 @@ mod tests {
             ValuesReading::Missing("Secret a has no key values.yaml".to_owned())
         );
         let none = reading(&location(ValuesKind::ConfigMap, "a"), None);
-        assert!(matches!(&none, ValuesReading::Missing(what) if what.contains("no ConfigMap a")));
+        assert!(
+            matches!(&none, ValuesReading::Missing(what) if what.contains("ConfigMap a does not exist"))
+        );
         let kubeconfig = "{apiVersion: v1, kind: Config, clusters: [], users: [{name: hunter2}]}";
         let large = format!("a: {}", "x".repeat(1024 * 1024));
         for (name, type_, content, reason) in [

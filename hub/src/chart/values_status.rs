@@ -23,9 +23,9 @@ pub struct ValuesStatus {
 /// Describes the effect on members while the fleet's values are unavailable.
 pub fn effect_on_members(has_good_values: bool) -> &'static str {
     if has_good_values {
-        "the last good values stay in use"
+        "members keep the last good values"
     } else {
-        "members stay as they are until then"
+        "members keep their current state until then"
     }
 }
 
@@ -49,7 +49,7 @@ impl ValuesStatus {
             self.readiness.note(READINESS_NOTE, None);
             tracing::info!("the fleet's values are read");
             if let Some(location) = previous.as_ref().and_then(ValuesProblem::location) {
-                let message = "values of the chart are read from here".to_owned();
+                let message = "the hub reads chart values from this object".to_owned();
                 self.publish(location, false, "ValuesResolved", message);
             }
             return;

@@ -90,6 +90,8 @@ struct DeploymentEntry {
     object: Arc<KryptonDeployment>,
     deletion: Option<DeletionCause>,
     recorded_events: RecordedEvents,
+    /// The last written `status.lastHandledReconcileAt`. A CRD with an earlier schema drops it.
+    written_request: Option<String>,
 }
 
 /// The state of the list of EdgeClusters.
@@ -435,6 +437,9 @@ impl DeploymentStore {
         let Some(entry) = self.entries.get_mut(&key) else {
             return;
         };
+        if result.object.is_none() {
+            entry.written_request = None;
+        }
         if let Some(mut object) = result.object
             && entry.object.metadata.resource_version == result.previous_version
         {

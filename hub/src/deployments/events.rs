@@ -80,9 +80,14 @@ impl RecordedEvents {
             self.repair = Repair::from_event(reported_event).or(self.repair);
             events.extend(event(member, reported_event));
         }
-        recorded.extend(times);
+        recorded.extend(times.clone());
+        // An event that is still reported stays recorded, however early its time.
         while recorded.len() > EVENTS_MAX {
-            recorded.pop_first();
+            let oldest = recorded
+                .iter()
+                .find(|at| !times.clone().any(|time| time == **at));
+            let Some(oldest) = oldest.copied() else { break };
+            recorded.remove(&oldest);
         }
         events
     }
@@ -135,6 +140,18 @@ mod tests {
         let mut second_hub = RecordedEvents::default();
         second_hub.unrecorded("paris", &missing, true);
         assert_eq!(second_hub.repair(&reported(&missing)), None);
+    }
+
+    #[test]
+    fn early_event_of_wrong_clock_is_recorded_once() {
+        let mut hub = RecordedEvents::default();
+        for at in 100..130 {
+            hub.unrecorded("paris", &[reported_event(at, "DriftHealed")], false);
+        }
+        let early = [reported_event(1, "DriftHealed")];
+        assert_eq!(hub.unrecorded("paris", &early, false).len(), 1);
+        assert!(hub.unrecorded("paris", &early, false).is_empty());
+        assert_eq!(hub.times["paris"].len(), EVENTS_MAX);
     }
 
     #[test]

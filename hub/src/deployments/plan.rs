@@ -297,8 +297,8 @@ impl DeploymentView<'_> {
         let is_unrecorded = has_finalizer && self.recorded_placements().is_none();
         if has_finalizer && leaves_release {
             let cause = match self.deletion {
-                Some(DeletionCause::Crd) => "all KryptonDeployments are deleted with their CRD",
-                _ => "as it is annotated",
+                Some(DeletionCause::Crd) => "the CRD of KryptonDeployments is being deleted",
+                _ => "the KryptonDeployment has the orphan annotation",
             };
             let clusters: Vec<&str> = self
                 .sites
@@ -308,10 +308,10 @@ impl DeploymentView<'_> {
             if !clusters.is_empty() || is_unrecorded {
                 let release = self.release_description();
                 let clusters = match clusters.is_empty() {
-                    true => "wherever it was".to_owned(),
+                    true => "its cluster".to_owned(),
                     false => clusters.join(", "),
                 };
-                let message = format!("{release} is left where it is, on {clusters}: {cause}");
+                let message = format!("kept {release} on {clusters}: {cause}");
                 events.push(warning_event("Orphaned", message));
             }
         } else if has_finalizer {
@@ -386,11 +386,11 @@ impl DeploymentView<'_> {
                 .report_on(site)
                 .map(|stored| &stored.report.state.ready);
             let uninstalled = ready.filter(|ready| ready.reason == reason::UNINSTALLED);
-            let how = uninstalled.map_or("the release is uninstalled", |ready| &ready.message);
+            let how = uninstalled.map_or("release uninstalled", |ready| &ready.message);
             return normal_event("HelmUninstalled", format!("cluster {cluster}: {how}"));
         }
         let message = format!(
-            "{} is left where it is, on {cluster}: as it is annotated",
+            "kept {} on {cluster}: the KryptonDeployment has the orphan annotation",
             self.release_description()
         );
         warning_event("Orphaned", message)

@@ -220,14 +220,16 @@ pub(super) fn select(
         TargetReference::Secret { secret, .. } => member_by_secret(secret, namespace, inputs)?,
     };
     let Some(target) = inputs.members.get(&member) else {
-        let message = format!("EdgeCluster {member} does not exist");
+        let message = format!(
+            "EdgeCluster {member} does not exist; join that cluster, or name another one in spec.region"
+        );
         return Err(State::new(Truth::False, reason::SOURCE_GONE, message));
     };
     // The UID is recorded with the target: the name may later belong to another cluster.
     let Some(uid) = target.cluster_uid.clone() else {
         let unresolved = target.resolved.as_ref();
         let unresolved = unresolved.filter(|state| state.truth == Truth::False);
-        let cause = unresolved.map_or("it is reached for the first time", |it| &it.message);
+        let cause = unresolved.map_or("waiting for the first connection", |it| &it.message);
         let reason = unresolved.map_or(reason::STARTING, |it| &it.reason);
         let truth = unresolved.map_or(Truth::Unknown, |it| it.truth);
         let message = format!("EdgeCluster {member}: {cause}");
@@ -266,7 +268,7 @@ fn member_by_secret(
         let label = names::OPEN_TO_DEPLOYMENTS_LABEL;
         return Err(State::new(
             Truth::False,
-            "SecretNotAllowed",
+            reason::SECRET_NOT_ALLOWED,
             format!(
                 "namespace {namespace} may not use Secret {secret}; use a Secret in that namespace or in the hub's, or set label {label}=true on it"
             ),
@@ -306,12 +308,12 @@ fn unbound_secret_state(secret: &SecretName, name: &str, members: &MemberIndex) 
         let message = format!(
             "{name:?} is not a valid member name; set another name in annotation {annotation} of Secret {secret}"
         );
-        return State::new(Truth::False, "NotAName", message);
+        return State::new(Truth::False, reason::NOT_A_NAME, message);
     }
     match members.get(name) {
         Some(_) => State::new(
             Truth::False,
-            "NameTaken",
+            reason::NAME_TAKEN,
             format!(
                 "EdgeCluster {name} belongs to another source; set another name in annotation {annotation} of Secret {secret}"
             ),

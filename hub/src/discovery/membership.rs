@@ -37,9 +37,9 @@ impl Refusal {
 
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Taken { .. } => "NameTaken",
+            Self::Taken { .. } => reason::NAME_TAKEN,
             Self::NotBound { .. } => "SourceNotBound",
-            Self::NotAName(_) => "NotAName",
+            Self::NotAName(_) => reason::NOT_A_NAME,
             Self::Dismissed { .. } => "Dismissed",
         }
     }
@@ -64,7 +64,7 @@ impl fmt::Display for Refusal {
             ),
             Self::Dismissed { member } => write!(
                 f,
-                "EdgeCluster {member} was deleted; to have the member back, take the label off and put it on again, or delete and create the object again"
+                "EdgeCluster {member} was deleted; to add the member again, remove the label of its source and set it again, or recreate the source"
             ),
         }
     }
@@ -266,7 +266,7 @@ pub const SELF_CLUSTER: &str = "SelfCluster";
 
 fn describe(source: &SourceRef) -> String {
     Origin::from_source_ref(source).map_or_else(
-        || format!("a {}, which this hub does not know", source.kind),
+        || format!("a source of the unknown kind {}", source.kind),
         |origin| origin.to_string(),
     )
 }
@@ -301,20 +301,23 @@ fn gone(source: &SourceRef, origin: Option<&Origin>, is_watched: bool) -> Unreso
             ),
         };
     }
+    let message = format!(
+        "{name} is gone and the member's releases stay; restore it, or delete the EdgeCluster"
+    );
     match origin.map(|origin| origin.kind) {
         Some(SourceKind::ClusterProfile) => Unresolved {
             reason: reason::PROFILE_NOT_FOUND,
-            message: format!("{name} is gone; the member's releases stay"),
+            message,
         },
         Some(SourceKind::Secret) => Unresolved {
             reason: reason::SOURCE_GONE,
             message: format!(
-                "{name} is gone, or it has lost its label and no KryptonDeployment names it; the member's releases stay"
+                "{name} is gone, or has no label and no KryptonDeployment names it, and the member's releases stay; restore it, or delete the EdgeCluster"
             ),
         },
         _ => Unresolved {
             reason: reason::SOURCE_GONE,
-            message: format!("{name} is gone; the member's releases stay"),
+            message,
         },
     }
 }

@@ -28,7 +28,7 @@ const SIZE_MAX: usize = 900 * 1024;
 pub enum RegisterError {
     #[error(transparent)]
     Api(#[from] ApiError),
-    #[error("there is no CRD of EdgeClusters, or it is being deleted")]
+    #[error("the CRD of EdgeClusters does not exist or is being deleted; install it")]
     NoCrd,
 }
 

@@ -159,7 +159,7 @@ impl DecommissionStep {
         let (reason, message) = match self {
             Self::RereadDeletion => (
                 reason::UNINSTALLING,
-                "the deletion is read again".to_owned(),
+                "reading the deletion again".to_owned(),
             ),
             Self::Wait(cause) => (reason::UNINSTALL_WAITS, format!("{cause}; {remedy}")),
             Self::Uninstall(progress) => (reason::UNINSTALLING, format!("{progress}; {remedy}")),
@@ -186,7 +186,7 @@ impl FinalizerRemoval {
             )),
             Self::CrdDeleted => Some((
                 "Orphaned",
-                "the CRD of EdgeClusters is being deleted, which uninstalls nothing",
+                "the CRD of EdgeClusters is being deleted; the member's releases stay",
             )),
         }
     }
@@ -263,7 +263,7 @@ impl Decommissions {
         let (reason, message) = match step {
             DecommissionStep::Uninstall(_) => (
                 reason::UNINSTALLING,
-                "it was deleted with deletionPolicy Uninstall: the member uninstalls its releases",
+                "the EdgeCluster was deleted with deletionPolicy Uninstall; the member uninstalls its releases",
             ),
             DecommissionStep::RemoveFinalizer(removal) => removal.event()?,
             DecommissionStep::Wait(_)
@@ -423,10 +423,10 @@ mod tests {
             ),
             (
                 DecommissionState {
-                    held_back: Some("it is paused".to_owned()),
+                    held_back: Some("the EdgeCluster is paused".to_owned()),
                     ..uninstalled()
                 },
-                "it is paused",
+                "the EdgeCluster is paused",
             ),
         ] {
             let step = next_step(&deleted(), &progress);

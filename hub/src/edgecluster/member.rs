@@ -49,7 +49,9 @@ impl FleetController {
         let progress = decommission::is_decommissioning(object).then(|| {
             let reason = held_back.as_ref().or(suspended.as_ref());
             let reason = reason.map(|(_, reason)| reason.clone());
-            let paused = settings.paused.then(|| "it is paused".to_owned());
+            let paused = settings
+                .paused
+                .then(|| "the EdgeCluster is paused".to_owned());
             let deletion = self.decommissions.confirmed(object);
             self.progress(name, &member, deletion, reason.or(paused))
         });

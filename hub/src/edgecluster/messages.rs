@@ -111,7 +111,7 @@ pub(super) fn observe_missing_source(
         None => State::new(
             Truth::False,
             reason::SOURCE_GONE,
-            "the hub runs without --self-cluster; the member's releases stay",
+            "the hub runs without --self-cluster and the member's releases stay; set the flag, or delete the EdgeCluster",
         ),
     };
     shared

@@ -95,7 +95,7 @@ impl MemberCharts {
             (Err(ValuesProblem::NotYet(_)), _) => MemberValuesState::Unknown,
             (Err(problem), _) => {
                 let effect = match entry.last_good {
-                    Some(_) => "the member stays with the last good chart and values",
+                    Some(_) => "the member keeps the last good chart and values",
                     None => "the member keeps its current values until then",
                 };
                 MemberValuesState::Reported(problem.state(effect))
@@ -287,7 +287,7 @@ mod tests {
             matches!(&result.values, MemberValuesState::Reported(state) if state.truth == Truth::True)
         );
         let missing = readings(Some(ValuesReading::Missing(
-            "there is no ConfigMap own".to_owned(),
+            "ConfigMap own does not exist".to_owned(),
         )));
         // Regardless of the fleet's chart.
         for fleet in [first, fleet_chart(Some(chart("2")), None)] {
@@ -340,7 +340,7 @@ mod tests {
         }
         let problem = ValuesProblem::Missing {
             location: location(),
-            message: "there is no ConfigMap own".to_owned(),
+            message: "ConfigMap own does not exist".to_owned(),
         };
         for chart in [None, Some(Arc::clone(&fleet))] {
             let fleet_chart = fleet_chart(chart.clone(), Some(problem.clone()));

@@ -61,6 +61,7 @@ mod tests {
             gone: false,
             applied_chart: String::new(),
             state: ClusterState::from(State::new(Truth::False, reason, "")),
+            handled_request: None,
             events: Vec::new(),
         }
     }

@@ -140,7 +140,7 @@ pub fn held_back(
         ActDecision::Duplicate(other) => Some((
             reason::DUPLICATE,
             format!(
-                "this is the same cluster as member {other}, which acts on it; remove one of the two"
+                "member {other} represents the same cluster and reconciles it; remove one of the two members"
             ),
         )),
         ActDecision::Renamed(old) => Some((
@@ -152,7 +152,7 @@ pub fn held_back(
         ActDecision::Changed { current, .. } => Some((
             reason::IDENTITY_CHANGED,
             format!(
-                "another cluster answers (UID {current}) than the recorded one; if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'"
+                "the connection leads to another cluster (UID {current}) than the recorded one; if you rebuilt the cluster, run 'kubectl krypton join {name} --replace'"
             ),
         )),
     }

@@ -1,4 +1,4 @@
-//! Sessions, controllers and the leader that use the registry at the same time, in many orders.
+//! Tests sessions, controllers and the leader that use the registry at the same time, in many thread orders.
 
 use std::time::Duration;
 
@@ -34,6 +34,7 @@ fn full_report(writing: bool) -> Changes {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
+        handled_request: None,
         state: ClusterState::from(State::new(Truth::True, "Installed", "")),
     };
     let member = MemberReport {

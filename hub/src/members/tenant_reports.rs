@@ -183,7 +183,8 @@ fn states(state: &ClusterState) -> impl Iterator<Item = &State> {
 
 fn text_size(report: &TenantReport) -> usize {
     let sizes = states(&report.state).map(|state| state.reason.len() + state.message.len());
-    report.applied_chart.len() + sizes.sum::<usize>()
+    let handled = report.handled_request.as_ref().map_or(0, String::len);
+    report.applied_chart.len() + handled + sizes.sum::<usize>()
 }
 
 fn without_messages(report: TenantReport) -> TenantReport {

@@ -1,8 +1,8 @@
-//! Summarizes the state of one member's Tenants that are on too many members for a list in their own status.
-//! Performs no I/O and bounds the size.
+//! Lists one member's state of the Tenants whose own status has no room for all members. Performs no I/O and
+//! bounds the size.
 
 use krypton_crds::edge_cluster::{TenantSummaries, TenantSummary};
-use krypton_types::conditions::{ClusterState, Readiness};
+use krypton_types::conditions::{ClusterState, Readiness, State};
 use krypton_types::tenant::TenantKey;
 
 /// Maximum size of the list in one EdgeCluster, in bytes. Keeps the object far below the limit of etcd.
@@ -23,11 +23,9 @@ pub(super) fn summaries<'a>(
     all.sort_by_key(|(readiness, key, _)| (*readiness, *key));
     let (mut listed, mut size) = (TenantSummaries::default(), 0);
     for (readiness, key, state) in all {
-        let state_with_reason = match (&state.error, readiness) {
-            (Some(error), Readiness::Error) => error,
-            _ => &state.ready,
-        };
-        let reason = state_with_reason.truncated(REASON_MAX, 0).reason;
+        let reason = state_with_reason(state, readiness)
+            .truncated(REASON_MAX, 0)
+            .reason;
         size += ENTRY_SIZE + key.namespace.len() + key.name.len() + reason.len();
         if size > LIST_SIZE_MAX {
             listed.omitted += 1;
@@ -43,6 +41,14 @@ pub(super) fn summaries<'a>(
     listed
 }
 
+/// Returns the condition that explains the readiness.
+pub(crate) fn state_with_reason(state: &ClusterState, readiness: Readiness) -> &State {
+    match (&state.error, readiness) {
+        (Some(error), Readiness::Error) => error,
+        _ => &state.ready,
+    }
+}
+
 pub(crate) fn state_name(readiness: Readiness) -> &'static str {
     match readiness {
         Readiness::Error => "Error",
@@ -54,7 +60,7 @@ pub(crate) fn state_name(readiness: Readiness) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::conditions::{State, Truth};
+    use krypton_types::conditions::Truth;
 
     use super::*;
 

@@ -99,6 +99,7 @@ mod tests {
                 applied_chart: String::new(),
                 state: ClusterState::from(State::new(truth, "R", "")),
                 next: None,
+                handled_request: None,
             },
         }
     }
@@ -136,7 +137,7 @@ mod tests {
         let (one, _) = view.reports.page(Some("edge-2"), None, |_, _| true);
         assert!(one.iter().all(|tenant| tenant.member == "edge-2"));
         assert_eq!(one.len(), PAGE_MAX);
-        // Reports that are not wanted need no page of their own.
+        // Unwanted reports need no separate page.
         let last = |key: &TenantKey, _: &TenantReport| key.name == format!("{:05}", count - 1);
         let (wanted, next) = view.reports.page(None, None, last);
         assert_eq!((wanted.len(), next), (2, None));

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_crds::tenant::{NextStep, Tenant, TenantStatus};
+use krypton_crds::tenant::{Tenant, TenantStatus};
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::EventRecorder;
@@ -54,8 +54,8 @@ const STEPS_MAX: usize = 4_096;
 struct TenantEntry {
     tenant: Arc<Tenant>,
     memory: DecisionMemory,
-    /// The last written `status.nextSteps`. A CRD with an earlier schema drops it.
-    written_next_steps: Option<Vec<NextStep>>,
+    /// The fields of the last written status that home's CRD has dropped.
+    dropped_fields: Option<TenantStatus>,
 }
 
 impl TenantEntry {
@@ -63,28 +63,41 @@ impl TenantEntry {
         Self {
             tenant,
             memory: DecisionMemory::default(),
-            written_next_steps: None,
+            dropped_fields: None,
         }
     }
 
-    /// Returns whether the recorded status equals `status`, apart from `nextSteps` that the CRD dropped.
+    /// Returns whether the recorded status equals `status`, apart from fields that the CRD dropped.
     fn is_recorded(&self, status: &TenantStatus) -> bool {
-        let recorded = self.tenant.status.as_ref();
-        let wrote_steps = self.written_next_steps.as_ref() == Some(&status.next_steps);
-        let equals_without_steps = |recorded: &TenantStatus| {
-            let next_steps = status.next_steps.clone();
-            wrote_steps
-                && recorded.next_steps.is_empty()
-                && (TenantStatus {
-                    next_steps,
-                    ..recorded.clone()
-                }) == *status
+        let are_dropped = || self.dropped_fields.as_ref() == Some(&recent_fields(status));
+        let equals_others = |recorded: &TenantStatus| {
+            let recent = recent_fields(recorded);
+            let others = TenantStatus {
+                next_steps: recent.next_steps,
+                clusters: recent.clusters,
+                last_handled_reconcile_at: recent.last_handled_reconcile_at,
+                ..status.clone()
+            };
+            *recorded == others
         };
-        recorded.is_some_and(|recorded| recorded == status || equals_without_steps(recorded))
+        let recorded = self.tenant.status.as_ref();
+        recorded.is_some_and(|recorded| {
+            recorded == status || (are_dropped() && equals_others(recorded))
+        })
     }
 
     fn version(&self) -> Option<&String> {
         self.tenant.metadata.resource_version.as_ref()
+    }
+}
+
+/// Returns only the fields that an earlier schema of the CRD lacks.
+fn recent_fields(status: &TenantStatus) -> TenantStatus {
+    TenantStatus {
+        next_steps: status.next_steps.clone(),
+        clusters: status.clusters.clone(),
+        last_handled_reconcile_at: status.last_handled_reconcile_at.clone(),
+        ..TenantStatus::default()
     }
 }
 
@@ -155,6 +168,8 @@ struct FinishedWrite {
     object: Option<Tenant>,
     /// Whether the write was to record the placement.
     records_placement: bool,
+    /// The recent fields of the written status, if home's CRD dropped one of them.
+    dropped_fields: Option<TenantStatus>,
     /// The finalizer was removed, and these objects remain.
     orphaned: Option<String>,
     /// The new phase, if it changed.
@@ -396,7 +411,6 @@ impl TenantStore {
                 PlacementStep::None if entry.is_recorded(&decision.status) => None,
                 PlacementStep::None => {
                     decision.status.hub_epoch = Some(epoch);
-                    entry.written_next_steps = Some(decision.status.next_steps.clone());
                     Some(TenantWrite::Status(Box::new(decision.status)))
                 }
             };
@@ -503,7 +517,7 @@ impl TenantStore {
     fn reset_memory(&mut self) {
         for entry in self.entries.values_mut() {
             entry.memory = DecisionMemory::default();
-            entry.written_next_steps = None;
+            entry.dropped_fields = None;
         }
         self.enqueue_all();
     }

@@ -311,7 +311,7 @@ fn decide_unplaced(tenant: &Tenant, member: &str, input: &PlacementInput<'_>) ->
     // Record the cluster before the first order: the name may later belong to another cluster.
     let target = targets.get(member);
     let Some(placement) = target.and_then(|target| placement_record(member, target)) else {
-        let silence = input.silence.unwrap_or("it is reached for the first time");
+        let silence = input.silence.unwrap_or("waiting for the first connection");
         let message = format!("no report from {member}: {silence}");
         let unreachable = State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, message);
         return only_condition(Some(unreachable));
@@ -377,8 +377,8 @@ fn decide_placed(
     if !deleted {
         if ![Some(placed_member), Some(member)].contains(&tenant.referenced_member()) {
             let message = format!(
-                "clusterRef names {} now, and cannot be changed once the Tenant is placed: it stays on {member}; put clusterRef back, or delete the Tenant and create it again",
-                tenant.referenced_member().unwrap_or("nobody")
+                "clusterRef names {} now, but the Tenant is placed on {member} and stays there; restore clusterRef, or delete the Tenant and create it again",
+                tenant.referenced_member().unwrap_or("no member")
             );
             let changed = State::new(Truth::False, reason::CLUSTER_REF_CHANGED, message);
             return only_condition(Some(changed));
@@ -389,7 +389,7 @@ fn decide_placed(
     }
     if input.exceeds_limit {
         let message = format!(
-            "{member} has the maximum number or size of placed Tenants; an existing copy of this Tenant stays there"
+            "{member} has the maximum number or size of placed Tenants; delete some of them. An existing copy of this Tenant stays there"
         );
         return only_condition(Some(State::new(Truth::False, reason::TOO_MANY, message)));
     }
@@ -419,7 +419,7 @@ fn orphan_message(
 
 fn unknown_condition(tenant: &Tenant, reason: &str, mut message: String) -> PlacementDecision {
     if tenant.metadata.deletion_timestamp.is_some() {
-        message += &format!("; deletion waits, until then or annotation {ORPHAN_ANNOTATION}=true");
+        message += &format!("; deletion waits; to stop waiting, set {ORPHAN_ANNOTATION}=true");
     }
     only_condition(Some(State::new(Truth::Unknown, reason, message)))
 }
@@ -438,18 +438,18 @@ fn blocked_decision(
         OrderBlocked::Unreached => (
             reason::CLUSTER_UNREACHABLE,
             format!(
-                "no report from {placed_member}: it gets no order until the hub has reached it and verified that it is the recorded cluster"
+                "no report from {placed_member}: the hub has not verified yet that it is the recorded cluster"
             ),
         ),
         OrderBlocked::OtherCluster(uid) => {
             let recorded_uid =
                 recorded_placement(tenant).map_or("", |placement| &placement.cluster_uid);
             let mut message = format!(
-                "EdgeCluster {placed_member} is another cluster now (UID {uid}): the Tenant stays on the recorded cluster (UID {recorded_uid}), and this one gets no order"
+                "EdgeCluster {placed_member} represents another cluster now (UID {uid}); the Tenant stays on the recorded cluster (UID {recorded_uid})"
             );
             if tenant.metadata.deletion_timestamp.is_none() {
                 message += &format!(
-                    "; to have it here, annotate the Tenant with {ORPHAN_ANNOTATION}=true, delete it and create it again"
+                    "; to place it on the new cluster, annotate the Tenant with {ORPHAN_ANNOTATION}=true, delete it and create it again"
                 );
             }
             (reason::IDENTITY_CHANGED, message)
@@ -468,7 +468,7 @@ fn reported_condition(tenant: &Tenant, member: &str, report: Option<&PlacedRepor
                 && report.state.truth == Truth::True
                 && Some(report.observed_generation) != tenant.metadata.generation =>
         {
-            let message = format!("waiting until {member} has taken the change in");
+            let message = format!("waiting until {member} has applied the change");
             State::new(Truth::Unknown, reason::ORDERED, message)
         }
         Some(report) => report.state.clone(),
@@ -495,7 +495,7 @@ fn refusal(tenant: &Tenant, member: &str, targets: &Targets) -> Option<State> {
     let named = tenant.referenced_member() == Some(member);
     if named && !tenant.is_for(member, source) {
         let message = format!(
-            "the source of EdgeCluster {member} is in namespace {}, and clusterRef names another secretNamespace",
+            "the source of EdgeCluster {member} is in namespace {0}; set spec.clusterRef.secretNamespace to {0}",
             source.unwrap_or_default()
         );
         return refused(reason::CLUSTER_NOT_FOUND, message);

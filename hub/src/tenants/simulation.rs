@@ -135,6 +135,7 @@ pub(super) fn report(ready: bool) -> TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
+        handled_request: None,
         state: ClusterState::from(ready),
     }
 }

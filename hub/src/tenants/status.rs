@@ -8,7 +8,8 @@ use krypton_crds::tenant::{Tenant, TenantStatus};
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{self, ClusterState, Outlook, State, Truth, reason};
 use krypton_types::names;
-use krypton_types::tenant::UpcomingStep;
+use krypton_types::placed_tenant::placed_on;
+use krypton_types::tenant::{TenantReport, UpcomingStep};
 
 use super::placement;
 use crate::members::tenant_reports::{MemberView, ReportState, ReportedView, Targets};
@@ -70,7 +71,7 @@ pub(super) struct DecisionTime {
 #[derive(Clone, Debug)]
 pub(super) struct Decision {
     pub(super) status: TenantStatus,
-    /// What the Tenant waits for while it is not ready. `None` keeps the recorded conditions.
+    /// Whether a Tenant that is not ready progresses or is stalled. `None` keeps the recorded conditions.
     pub(super) outlook: Option<Outlook>,
     pub(super) memory: DecisionMemory,
     /// When to decide again if no report arrives before.
@@ -172,7 +173,27 @@ pub(super) fn decide(
 
     let target_known = targets.is_some() || tenant.referenced_member().is_none();
     let resolved = target_known.then(|| resolved(tenant, refusal.as_ref(), targets));
-    let mut status = aggregated(tenant, recorded, &members, resolved, (settings, now));
+    let report = |name: &str| {
+        let member = view.members.get(name)?;
+        let counts = mismatch.is_none() && !is_refused(name);
+        member.report.as_deref().filter(|_| counts)
+    };
+    let mut status = aggregated(
+        tenant,
+        recorded,
+        &members,
+        &report,
+        resolved,
+        (settings, now),
+    );
+    // No other member follows the request at home.
+    let handler = match &only_member {
+        Some(only) if placed_on(tenant).is_some() => Some(only.name),
+        _ => counts_home.then_some(names::SELF_CLUSTER),
+    };
+    if let Some(request) = handled_request(tenant, handler.and_then(report)) {
+        status.last_handled_reconcile_at = Some(request);
+    }
     if let Some(chart) = charts.into_iter().next_back() {
         status.last_applied_chart = Some(chart.to_owned());
     }
@@ -182,6 +203,14 @@ pub(super) fn decide(
         memory: next,
         due,
     }
+}
+
+/// Returns the request at home if the report confirms that the member has handled it.
+fn handled_request(tenant: &Tenant, report: Option<&TenantReport>) -> Option<String> {
+    let annotations = tenant.metadata.annotations.as_ref()?;
+    let requested = annotations.get(names::RECONCILE_REQUESTED_ANNOTATION)?;
+    let handled = report?.handled_request.as_ref()?;
+    (handled == requested).then(|| requested.clone())
 }
 
 /// The role of each member for the Tenant.
@@ -240,12 +269,13 @@ impl<'a> MemberRoles<'a> {
     }
 }
 
-/// Returns the status over these members. `resolved` is the condition of the target: outer `None` leaves it
-/// as it is.
-fn aggregated(
+/// Returns the status over these members. `report` returns the report of a member. `resolved` is the condition of the
+/// target: outer `None` leaves it as it is.
+fn aggregated<'a>(
     tenant: &Tenant,
     mut status: TenantStatus,
     members: &TenantMembers,
+    report: &dyn Fn(&str) -> Option<&'a TenantReport>,
     resolved: Option<Option<State>>,
     (settings, now): (&TenantSettings, DecisionTime),
 ) -> TenantStatus {
@@ -261,7 +291,8 @@ fn aggregated(
         None => {}
     }
     let skip = settings.allow_chart_skip;
-    let mut summary = summary::set_members(&mut status, members, skip, generation, now.wall);
+    let mut summary =
+        summary::set_members(&mut status, members, report, skip, generation, now.wall);
     if let (true, Some(member)) = (members.is_empty(), tenant.referenced_member()) {
         let message = format!(
             "clusterRef names {member}, which has not reported a Tenant of this namespace and name; create it there"

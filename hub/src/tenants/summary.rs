@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use krypton_crds::tenant::{ClusterSummary, TenantStatus};
+use krypton_crds::tenant::{ClusterStatus, ClusterSummary, TenantStatus};
 use krypton_types::conditions::{
     self, ClusterState, MESSAGE_MAX, Outlook, Readiness, Summary, Tally, Truth, summarise,
     summarise_many,
 };
-use krypton_types::tenant::UpcomingStep;
+use krypton_types::tenant::{TenantReport, UpcomingStep};
 
-use crate::members::tenant_summary::REASON_MAX;
+use crate::members::tenant_summary::{REASON_MAX, state_name, state_with_reason};
 
 /// Beyond this number of members, the status has a summary. It is removed at `RELISTED_MAX` members, so a
 /// member that comes and goes does not rewrite the status each time.
@@ -19,10 +19,13 @@ const LISTED_MAX: usize = 50;
 const RELISTED_MAX: usize = 40;
 /// Members with their own conditions in addition to a summary.
 const WORST_MAX: usize = 20;
-/// From this number of members on, messages have half their length.
-const SHORT_MESSAGES_FROM: usize = 25;
-/// Longest message in bytes of a member in addition to a summary.
-const WORST_MESSAGE_MAX: usize = 256;
+/// Most members whose messages have their full length.
+const FULL_MESSAGES_MAX: usize = 25;
+/// Longest message in bytes of a condition with more members.
+const SHORT_MESSAGE_MAX: usize = 256;
+/// Longest message and longest chart in `status.clusters`, in bytes.
+const CLUSTER_MESSAGE_MAX: usize = 128;
+const CLUSTER_CHART_MAX: usize = 256;
 
 /// The members of a Tenant.
 #[derive(Clone, Debug, Default)]
@@ -61,10 +64,12 @@ impl TenantMembers {
     }
 }
 
-/// Stores the members in the status and removes departed ones. Returns the summary over all.
-pub(super) fn set_members(
+/// Stores the members in the status and removes departed ones. `report` returns the report of a member. Returns the
+/// summary over all.
+pub(super) fn set_members<'a>(
     status: &mut TenantStatus,
     members: &TenantMembers,
+    report: &dyn Fn(&str) -> Option<&'a TenantReport>,
     allow_chart_skip: bool,
     generation: i64,
     now: Timestamp,
@@ -89,6 +94,17 @@ pub(super) fn set_members(
     status.next_steps = listed_next
         .map(|(name, next)| next.in_status(name))
         .collect();
+    let recorded = std::mem::take(&mut status.clusters);
+    let cluster = |(&name, state): (&&str, &ClusterState)| {
+        // Without a reported chart, the recorded one stays valid.
+        let reported = report(name).map(|report| &report.applied_chart);
+        let chart = reported.filter(|chart| !chart.is_empty()).or_else(|| {
+            let recorded = recorded.iter().find(|recorded| recorded.name == name);
+            recorded.and_then(|recorded| recorded.chart.as_ref())
+        });
+        cluster_status(name, state, chart, allow_chart_skip)
+    };
+    status.clusters = listed.iter().map(cluster).collect();
     for (name, state) in &listed {
         conditions::set_cluster(&mut status.conditions, name, state, generation, now);
     }
@@ -103,8 +119,8 @@ fn needs_summary(has_summary: bool, members: &TenantMembers) -> bool {
 
 /// Returns all members, and as many departed ones as fit.
 fn all_members(members: &TenantMembers) -> BTreeMap<&str, ClusterState> {
-    let message_max = if members.total() > SHORT_MESSAGES_FROM {
-        MESSAGE_MAX / 2
+    let message_max = if members.total() > FULL_MESSAGES_MAX {
+        SHORT_MESSAGE_MAX
     } else {
         MESSAGE_MAX
     };
@@ -130,12 +146,33 @@ fn worst_members(members: &TenantMembers, allow_chart_skip: bool) -> BTreeMap<&s
         .chain(&members.departed)
         .take(WORST_MAX)
         .map(|(name, state)| {
-            let mut state = shortened(state, WORST_MESSAGE_MAX);
+            let mut state = shortened(state, SHORT_MESSAGE_MAX);
             state.progress = None;
             state.error = state.error.filter(|error| error.truth == Truth::True);
             (name.as_str(), state)
         })
         .collect()
+}
+
+fn cluster_status(
+    name: &str,
+    state: &ClusterState,
+    chart: Option<&String>,
+    allow_chart_skip: bool,
+) -> ClusterStatus {
+    let readiness = Readiness::from_state(state, allow_chart_skip);
+    let cause = state_with_reason(state, readiness).truncated(REASON_MAX, CLUSTER_MESSAGE_MAX);
+    let mut chart = chart.cloned();
+    if let Some(chart) = &mut chart {
+        chart.truncate(chart.floor_char_boundary(CLUSTER_CHART_MAX));
+    }
+    ClusterStatus {
+        name: name.to_owned(),
+        state: state_name(readiness).to_owned(),
+        reason: cause.reason,
+        message: cause.message,
+        chart,
+    }
 }
 
 fn shortened(state: &ClusterState, message_max: usize) -> ClusterState {

@@ -87,6 +87,7 @@ fn report(truth: Truth, reason: &str) -> TenantReport {
         observed_generation: 1,
         applied_chart: "r/c:1".to_owned(),
         next: None,
+        handled_request: None,
         state: ClusterState {
             ready: State::new(truth, reason, ""),
             progress: None,
@@ -513,6 +514,70 @@ fn last_applied_chart_comes_from_the_hub() {
         let status = aggregated(&acme, &members, None, &settings(), false, now);
         assert_eq!(status.last_applied_chart.as_deref(), expected, "{reported}");
         acme.status = Some(status);
+    }
+}
+
+#[test]
+fn clusters_list_state_cause_and_chart_of_members() {
+    let mut failed = report(Truth::True, reason::INSTALLED);
+    let no_room = State::new(Truth::True, reason::UPGRADE_FAILED, "no room ".repeat(100));
+    failed.state.error = Some(no_room);
+    let installed = report(Truth::True, reason::INSTALLED);
+    let views = complete_views(&[
+        (names::SELF_CLUSTER, Some(installed)),
+        ("edge-2", Some(failed)),
+        ("edge-1", Some(report(Truth::False, reason::INSTALLING))),
+    ]);
+    let mut acme = tenant();
+    acme.status = Some(status_from(&acme, &views));
+    let status = acme.status.clone().unwrap();
+    let cluster = |name: &str| status.clusters.iter().find(|cluster| cluster.name == name);
+    assert!(status.clusters.is_sorted_by_key(|cluster| &cluster.name));
+    for (name, state, cause) in [
+        (names::SELF_CLUSTER, "Ready", reason::INSTALLED),
+        ("edge-1", "NotReady", reason::INSTALLING),
+        ("edge-2", "Error", reason::UPGRADE_FAILED),
+    ] {
+        let cluster = cluster(name).unwrap();
+        assert_eq!((&*cluster.state, &*cluster.reason), (state, cause));
+        assert_eq!(cluster.chart.as_deref(), Some("r/c:1"));
+        assert!(cluster.message.len() <= 128);
+    }
+    // A report that changes nothing in the list causes no write, and neither does a restart of the hub.
+    assert_eq!(status_from(&acme, &views), status);
+    let now = Timestamp::UNIX_EPOCH;
+    let restarted = aggregated(&acme, &BTreeMap::new(), None, &settings(), true, now);
+    assert_eq!(restarted, status);
+}
+
+#[test]
+fn request_at_home_is_acknowledged_by_its_handler() {
+    let handled = |request: &str| TenantReport {
+        handled_request: Some(request.to_owned()),
+        ..report(Truth::True, reason::INSTALLED)
+    };
+    let requesting = |mut tenant: Tenant| {
+        let annotations = tenant.metadata.annotations.get_or_insert_default();
+        let name = names::RECONCILE_REQUESTED_ANNOTATION.to_owned();
+        annotations.insert(name, "now".to_owned());
+        tenant
+    };
+    let named = naming("n", Some("edge-1"));
+    let placed = placed_on(named.clone(), "edge-1", "uid-of-edge-1");
+    for (case, acme, at_home, on_edge, acknowledged) in [
+        ("home", tenant(), "now", "earlier", true),
+        ("home is late", tenant(), "earlier", "now", false),
+        ("placed", placed.clone(), "earlier", "now", true),
+        ("copy is late", placed, "now", "earlier", false),
+        ("not placed", named, "now", "now", false),
+    ] {
+        let views = complete_views(&[
+            (names::SELF_CLUSTER, Some(handled(at_home))),
+            ("edge-1", Some(handled(on_edge))),
+        ]);
+        let status = status_from(&requesting(acme), &views);
+        let handled = status.last_handled_reconcile_at.as_deref();
+        assert_eq!(handled, acknowledged.then_some("now"), "{case}");
     }
 }
 

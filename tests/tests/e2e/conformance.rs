@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use real::RealServer;
 
-/// The harness of the transcripts is synchronous, so this test has no runtime of its own.
+/// The harness of the transcripts is synchronous, so this test has no runtime.
 #[test]
 fn real_server_answers_as_recorded() -> TestResult {
     let runtime = Runtime::new()?;

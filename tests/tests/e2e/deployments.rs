@@ -11,7 +11,7 @@ use krypton_tests::{
     no_tenants::{assert_no_tenant_crd, reject_tenant_crd},
 };
 use krypton_types::{
-    conditions::reason,
+    conditions::{Truth, reason},
     deployment::DesiredDeployment,
     desired::drift::{DriftMode, DriftPolicy},
 };
@@ -65,16 +65,6 @@ async fn labels(
     let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), namespace);
     let name = format!("sh.helm.release.v1.{release}.v{revision}");
     secrets.get(&name).await.unwrap().labels().clone()
-}
-
-async fn wait_for_namespace_deletion(fleet_client: &FleetClient, name: &str) {
-    let what = format!("namespace {name} to be gone");
-    eventually(&what, async || match fleet_client.namespace(name).await? {
-        None => Ok(Some(())),
-        Some(namespace) => bail!("{:?}", namespace.status),
-    })
-    .await
-    .unwrap();
 }
 
 async fn wait_for_message(cluster: &Cluster, namespace: &str, release: &str, expected: &str) {
@@ -180,7 +170,7 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     let report = stub.wait_gone(&gone).await;
     assert_eq!(report.state.ready.reason, reason::UNINSTALLED);
     assert!(fleet_client.revisions("acme", release).await?.is_empty());
-    wait_for_namespace_deletion(&fleet_client, "acme").await;
+    fleet_client.wait_for_namespace_deletion("acme").await?;
     // The successor finds the work done.
     stub.restart_actor().await?;
     stub.wait_gone(&gone).await;
@@ -228,7 +218,9 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     };
     stub.order(&[&older, &younger, &old]);
     stub.wait_ready(&older, reason::INSTALLED).await;
-    let report = stub.wait_not_ready(&younger, reason::RELEASE_IN_USE).await;
+    let report = stub
+        .wait_for_readiness(&younger, Truth::False, reason::RELEASE_IN_USE)
+        .await;
     let message = &report.state.ready.message;
     assert!(
         message.contains("KryptonDeployment accounts/acme"),
@@ -256,7 +248,8 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     stub.order(&[&orphan, &younger, &gone]);
     stub.wait_gone(&orphan).await;
     stub.wait_gone(&gone).await;
-    stub.wait_not_ready(&younger, reason::RELEASE_IN_USE).await;
+    stub.wait_for_readiness(&younger, Truth::False, reason::RELEASE_IN_USE)
+        .await;
     fleet_client
         .wait_for_revision("acme", "ced-acme", 1, "deployed")
         .await?;
@@ -278,7 +271,7 @@ async fn deployments_work_where_tenants_are_forbidden(mode: Mode) -> TestResult 
     let gone = removal(&acme);
     stub.order(&[&gone]);
     stub.wait_gone(&gone).await;
-    wait_for_namespace_deletion(&fleet_client, "acme").await;
+    fleet_client.wait_for_namespace_deletion("acme").await?;
     assert_no_tenant_crd(&cluster).await?;
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! Verifies drift detection: foreign changes of a release are reported or corrected, and allowed changes stay.
 
 use anyhow::{Result, bail};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_tests::{
     Cluster, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
-    fleet::{FleetClient, condition},
+    fleet::FleetClient,
 };
 use krypton_types::names;
 use serde_json::json;
@@ -92,17 +93,9 @@ async fn wait_for_condition(
     kind: &str,
     is_expected: impl Fn(&str) -> bool,
 ) {
-    let what = format!("Tenant {tenant} to have the expected {kind}");
-    eventually(&what, async || {
-        let tenant = fleet_client.tenants().get(tenant).await?;
-        let status = tenant.status.unwrap_or_default();
-        match condition(&status.conditions, kind) {
-            Some(found) if found.status == "True" && is_expected(&found.message) => Ok(Some(())),
-            found => bail!("{found:?}"),
-        }
-    })
-    .await
-    .unwrap();
+    let is_expected = |found: &Condition| found.status == "True" && is_expected(&found.message);
+    let waiting = fleet_client.wait_for_condition(tenant, kind, is_expected);
+    waiting.await.unwrap();
 }
 
 async fn count_requests(cluster: &Cluster, verb: &str, resource: &str) -> Result<u64> {

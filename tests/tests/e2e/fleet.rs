@@ -66,7 +66,10 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
         let message = fleet_client
             .member_condition_message(name, &[double])
             .await?;
-        assert!(message.contains(&format!("member {other},")), "{message}");
+        assert!(
+            message.contains(&format!("member {other} represents")),
+            "{message}"
+        );
     }
 
     at_edge.install("acme").await?;

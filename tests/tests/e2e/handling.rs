@@ -1,10 +1,10 @@
 //! Shows release handling: readiness, status messages during Helm runs, and the number of kept revisions.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
     ChartRepository, ChartSource, Gate, Mode, Pair, Parts, Scenario, TestResult, eventually,
-    fleet::{FleetClient, ValuesFile, chart_flags, condition, values_flag},
+    fleet::{FleetClient, ValuesFile, chart_flags, values_flag},
     gate,
 };
 use kube::Api;
@@ -20,19 +20,10 @@ async fn wait_for_condition(
     status: &str,
     expected_text: &str,
 ) -> String {
-    let what = format!("{kind} to be {status} with {expected_text:?}");
-    eventually(&what, async || {
-        let tenant = fleet_client.tenants().get("acme").await?;
-        let conditions = tenant.status.unwrap_or_default().conditions;
-        match condition(&conditions, kind) {
-            Some(found) if found.status == status && found.message.contains(expected_text) => {
-                Ok(Some(found.message.clone()))
-            }
-            found => bail!("{found:?}"),
-        }
-    })
-    .await
-    .unwrap()
+    let waiting = fleet_client.wait_for_condition("acme", kind, |found| {
+        found.status == status && found.message.contains(expected_text)
+    });
+    waiting.await.unwrap()
 }
 
 /// Waits until the newest revision is at least `at_least`. There must never be more than `most` revisions.
@@ -157,7 +148,14 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     // Repeated failures don't accumulate revisions. This applies to a running release with an immutable Deployment
     // selector, and to a release without a successful revision.
     values.write("{replicaCount: 0, broken: true}")?;
+    // Once it fails, the next Tenant gets these values too.
+    fleet_client
+        .event_message("alpha", "HelmUpgradeFailed")
+        .await?;
     fleet_client.create("beta", json!({})).await?;
+    fleet_client
+        .event_message("beta", "HelmInstallFailed")
+        .await?;
     check_history(&fleet_client, "beta", &pair.release("beta"), 4, 2).await;
     // Four other attempts precede. Each of them can have left objects that only its manifest declares.
     check_history(&fleet_client, "acme", &release, 9, 7).await;

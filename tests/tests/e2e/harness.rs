@@ -12,7 +12,7 @@ use krypton_tests::{
     ResponseFault, ServiceAccountAccess, TestResult, Tools,
     answering_proxy::ALL_VERBS,
     eventually_within,
-    process::{Invocation, Process},
+    process::{ChildProcess, Invocation},
 };
 use kube::{
     Api, Client, Config, ResourceExt,
@@ -465,7 +465,7 @@ async fn owner_of_a_child() -> Result<()> {
     let child = Invocation::new("/bin/sh")
         .args(["-c", "sleep 3600 & wait", "child"])
         .arg(folder);
-    let mut child = Process::spawn("child", &child, &folder.join("child.log"))?;
+    let mut child = ChildProcess::spawn("child", &child, &folder.join("child.log"))?;
     child.wait(60 * MINUTE).await.map(drop)
 }
 
@@ -476,7 +476,7 @@ async fn children_end_when_their_owner_is_killed() -> TestResult {
     let owner = Invocation::new(std::env::current_exe()?)
         .args(["--exact", "harness::owner_of_a_child", "--ignored"])
         .env("OWNER_FOLDER", folder.path());
-    let mut owner = Process::spawn("owner", &owner, &folder.path().join("owner.log"))?;
+    let mut owner = ChildProcess::spawn("owner", &owner, &folder.path().join("owner.log"))?;
     eventually_within("the child to run", MINUTE, async || {
         owner.check_running()?;
         Ok((!processes_with(&mark).is_empty()).then_some(()))
@@ -517,7 +517,7 @@ async fn timeout_error_shows_last_state() {
 async fn ended_process_is_reported_with_log() -> TestResult {
     let folder = tempfile::tempdir()?;
     let etcd = Invocation::new(Tools::find()?.binary("etcd")).arg("--no-such-flag");
-    let mut process = Process::spawn("etcd", &etcd, &folder.path().join("log"))?;
+    let mut process = ChildProcess::spawn("etcd", &etcd, &folder.path().join("log"))?;
     let status = process.wait(MINUTE).await?;
     assert!(!status.success());
     let message = format!("{:#}", process.check_running().expect_err("it has ended"));

@@ -1,8 +1,8 @@
 //! Shows that a process in a pod tolerates an API server that is down at startup and a rotated service account token.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Parts,
+    Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts,
     ServiceAccountAccess, TestResult, eventually,
     fleet::{FleetClient, STEP_DEADLINE, ValuesFile, chart_flags, values_flag},
     membership::{bundle_in_namespace, write_secret},
@@ -31,16 +31,6 @@ async fn start_cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
     }
     let access = ServiceAccountAccess::new(&cluster, NAMESPACE, ACCOUNT).await?;
     Ok((cluster, access))
-}
-
-async fn wait_for_log(process: &Daemon, text: &str) {
-    eventually(&format!("{text:?} in the log"), async || {
-        let log = process.log()?;
-        ensure!(log.contains(text), "{log}");
-        Ok(Some(()))
-    })
-    .await
-    .unwrap();
 }
 
 /// Waits until the API server accepts the process, not its Helm, with the token in the file.
@@ -89,7 +79,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env("POD_NAMESPACE", NAMESPACE)
         .args(elsewhere);
     let mut hub = Hub::start(&options)?;
-    wait_for_log(&hub, "home is not ready").await;
+    hub.wait_for_log("home is not ready").await?;
     home.start_apiserver().await?;
     hub.wait_ready(STEP_DEADLINE).await?;
     hub.stop().await?;
@@ -104,7 +94,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .args(chart_flags(&repository, "small", "1.0.0"))
         .args([values_flag(&values), account.clone()]);
     let mut hub = Hub::start(&options)?;
-    wait_for_log(&hub, "home is not ready").await;
+    hub.wait_for_log("home is not ready").await?;
     home.start_apiserver().await?;
     hub.wait_ready(STEP_DEADLINE).await?;
 
@@ -121,7 +111,7 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
         .env([("POD_NAMESPACE".to_owned(), NAMESPACE.to_owned())])
         .args([account]);
     let mut agent = Agent::start(&options)?;
-    wait_for_log(&agent, "the cluster is not ready").await;
+    agent.wait_for_log("the cluster is not ready").await?;
     edge.start_apiserver().await?;
     agent.wait_ready(STEP_DEADLINE).await?;
 

@@ -23,7 +23,7 @@ use kube::{
     Api, ResourceExt,
     api::{DeleteParams, PostParams},
 };
-use regions::{RegionOptions, Regions, placed_clusters, wait_for_namespace_deletion};
+use regions::{RegionOptions, Regions, placed_clusters};
 use serde_json::json;
 
 by_agent!(
@@ -88,7 +88,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     regions.delete(key.0, key.1).await;
     regions.wait_gone(key.0, key.1).await;
     assert!(fleet_client.revisions("acme", "ced-acme").await?.is_empty());
-    wait_for_namespace_deletion(&fleet_client, "acme").await;
+    fleet_client.wait_for_namespace_deletion("acme").await?;
     let reasons = [
         "DeleteStarted",
         "HelmUninstalled",
@@ -240,6 +240,12 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
         json!({"metadata": {"annotations": {names::RECONCILE_REQUESTED_ANNOTATION: "now"}}});
     regions.patch(key.0, key.1, reconcile_request).await;
     newest(4, "failed").await;
+    let acknowledged = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        status.last_handled_reconcile_at.as_deref() == Some("now")
+    };
+    regions
+        .wait_until(key, "the handled request", acknowledged)
+        .await;
 
     regions.chart.write("replicaCount: 0")?;
     newest(5, "deployed").await;
@@ -329,7 +335,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     // The namespace that was created for the first KryptonDeployment is deleted with the last.
     regions.delete("kube-public", "acme").await;
     regions.wait_gone("kube-public", "acme").await;
-    wait_for_namespace_deletion(&fleet_client, "acme").await;
+    fleet_client.wait_for_namespace_deletion("acme").await?;
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use krypton_tests::{
     join_bundle, kubectl_krypton,
     membership::{kubectl_krypton_path, run_kubectl_krypton, write_secret},
     port::Port,
-    process::{Invocation, Process},
+    process::{ChildProcess, Invocation},
 };
 use krypton_types::join_info::JoinInfo;
 use kube::Api;
@@ -102,7 +102,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
 }
 
 /// Waits until the log contains this text.
-async fn wait_for_log(log: &Process, text: &str) -> Result<()> {
+async fn wait_for_log(log: &ChildProcess, text: &str) -> Result<()> {
     eventually(text, async || {
         let log = std::fs::read_to_string(log.log())?;
         ensure!(log.contains(text), "{log}");
@@ -172,7 +172,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
     let watch = home
         .invocation(&kubectl_krypton_path()?)
         .args(["get", "clusters", "--watch"]);
-    let mut watching = Process::spawn("watching", &watch, &log)?;
+    let mut watching = ChildProcess::spawn("watching", &watch, &log)?;
     wait_for_log(&watching, "edge-2").await?;
     kubectl_krypton(&home, &["pause", "cluster", "edge-2"]).await?;
     wait_for_log(&watching, "-,paused").await?;

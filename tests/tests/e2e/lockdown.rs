@@ -114,34 +114,23 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     let editor = Editor::new(&pair, TEAMS[0], "acme").await;
     let error = format!("ClusterError/{member}");
     let tampered = (error.as_str(), "True", "ReleaseTampered");
+    let team = fleet_client.in_namespace(TEAMS[0]);
     editor.tamper().await;
-    fleet_client
-        .in_namespace(TEAMS[0])
-        .wait_for("acme", &[tampered])
-        .await?;
+    team.wait_for("acme", &[tampered]).await?;
     editor.wait_and_check_rights().await?;
     editor.delete_revisions().await;
-    fleet_client
-        .in_namespace(TEAMS[0])
-        .wait_ready("acme")
-        .await?;
+    team.wait_ready("acme").await?;
     editor.forge(2, "failed").await?;
     editor.wait_and_check_rights().await?;
     editor.delete_revisions().await;
-    fleet_client
-        .in_namespace(TEAMS[0])
-        .wait_ready("acme")
-        .await?;
+    team.wait_ready("acme").await?;
     let refused = (error.as_str(), "True", "NamespaceNotOwned");
-    fleet_client
-        .in_namespace(TEAMS[0])
-        .wait_for("raid", &[refused])
-        .await?;
+    team.wait_for("raid", &[refused]).await?;
     let raid = pair.release("raid");
     assert_eq!(fleet_client.revisions(TEAMS[1], &raid).await?, []);
 
     // The deletion works with the same rights as the installation.
-    fleet_client.in_namespace(TEAMS[0]).remove("acme").await?;
+    team.remove("acme").await?;
     let release = format!("tenant-acme-{member}");
     let revisions = fleet_client.revisions(TEAMS[0], &release).await?;
     assert!(revisions.is_empty(), "{revisions:?}");

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
+    ChartRepository, ChartSource, Mode, Pair, Parts, Scenario, TestResult, by_agent,
     fleet::{FleetClient, chart_flags},
 };
 use kube::api::PostParams;
@@ -63,15 +63,6 @@ async fn check_namespace_stays(fleet_client: &FleetClient, name: &str) {
     assert_eq!(namespace.metadata.deletion_timestamp, None, "{name}");
 }
 
-async fn wait_for_namespace_deletion(fleet_client: &FleetClient, name: &str) {
-    let what = format!("namespace {name} to be gone");
-    eventually(&what, async || {
-        Ok(fleet_client.namespace(name).await?.is_none().then_some(()))
-    })
-    .await
-    .unwrap();
-}
-
 async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     let folder = tempfile::tempdir()?;
     let (pair, _chart) = Scenario::new("occupied", mode)
@@ -99,7 +90,7 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
         fleet_client.wait_gone(name).await?;
     }
 
-    wait_for_namespace_deletion(&fleet_client, "plain").await;
+    fleet_client.wait_for_namespace_deletion("plain").await?;
     for (name, expected) in [
         (
             "shared",

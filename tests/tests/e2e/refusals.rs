@@ -1,9 +1,9 @@
 //! Verifies that conditions show repeated rejections of the API server and of Helm, with the remedy.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use krypton_tests::{
     ChartSource, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
-    fleet::{FleetClient, condition},
+    fleet::FleetClient,
 };
 use krypton_types::names;
 use serde_json::json;
@@ -72,18 +72,10 @@ async fn wait_for_condition(
     reason: &str,
     expected_text: &str,
 ) -> Result<()> {
-    let what = format!("{kind} to be {reason} with {expected_text:?}");
-    eventually(&what, async || {
-        let tenant = fleet_client.tenants().get("acme").await?;
-        let conditions = tenant.status.unwrap_or_default().conditions;
-        match condition(&conditions, kind) {
-            Some(found) if found.reason == reason && found.message.contains(expected_text) => {
-                Ok(Some(()))
-            }
-            found => bail!("{found:?}"),
-        }
-    })
-    .await
+    let waiting = fleet_client.wait_for_condition("acme", kind, |found| {
+        found.reason == reason && found.message.contains(expected_text)
+    });
+    waiting.await.map(drop)
 }
 
 #[tokio::test]

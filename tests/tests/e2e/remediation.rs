@@ -1,9 +1,9 @@
 //! Shows that Krypton stops retrying a failing upgrade, and rolls back to the last good revision if the hub's flag
 //! requires it. The flag reaches agents through the desired state.
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
-use krypton_tests::{Mode, Scenario, TestResult, by_agent};
+use krypton_tests::{Mode, Scenario, TestResult, by_agent, eventually};
 use krypton_types::names;
 use kube::{Api, ResourceExt};
 
@@ -53,6 +53,14 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry(mode: Mode) -> T
     fleet_client
         .wait_for_revision("acme", &release, 5, "deployed")
         .await?;
+    let tenants = fleet_client.tenants();
+    eventually("the request to be acknowledged", async || {
+        let status = tenants.get_status("acme").await?.status.unwrap_or_default();
+        let handled = status.last_handled_reconcile_at.as_deref();
+        ensure!(handled == Some("now"), "{status:?}");
+        Ok(Some(()))
+    })
+    .await?;
 
     chart.write("{replicaCount: 0, message: third}")?;
     fleet_client

@@ -185,7 +185,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
             .annotate("acme", "example.org/touched", "true")
             .await?;
     }
-    hub.wait_for_log("members stay as they are").await?;
+    hub.wait_for_log("members keep their current state").await?;
     assert_eq!(releases().await, before);
     write_secret(&fleet_client, "message: secret-four").await;
     on_home.wait_for_message("acme", 4, "secret-four").await;

@@ -58,14 +58,13 @@ fn configured(namespace: &Namespace) -> (Labels, Labels) {
 
 async fn wait_for_metadata(
     fleet_client: &FleetClient,
-    name: &str,
     labels: &[(&str, &str)],
     annotations: &[(&str, &str)],
 ) {
     let expected = (to_labels(labels), to_labels(annotations));
-    let what = format!("namespace {name} to have {expected:?}");
+    let what = format!("namespace acme to have {expected:?}");
     eventually(&what, async || {
-        let namespace = fleet_client.namespace(name).await?.unwrap_or_default();
+        let namespace = fleet_client.namespace("acme").await?.unwrap_or_default();
         let actual = configured(&namespace);
         ensure!(actual == expected, "{actual:?}");
         ensure!(namespace.labels().contains_key(CREATOR), "it has no marker");
@@ -113,25 +112,15 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     let person = json!({"labels": {"mine": "1", "team": "mine"}, "annotations": {"my": "note"}});
     patch_namespace(&fleet_client, "acme", person).await;
     let (mine, my) = (("mine", "1"), ("my", "note"));
-    wait_for_metadata(
-        &fleet_client,
-        "acme",
-        &[mine, ("team", "a"), ("zone", "1")],
-        &[note, my],
-    )
-    .await;
+    let inherited = [mine, ("team", "a"), ("zone", "1")];
+    wait_for_metadata(&fleet_client, &inherited, &[note, my]).await;
 
     // A member's own ones override the fleet's.
     let own = json!({"labels": {"zone": "2"}, "annotations": {"example.org/own": "x"}});
     configure_member(&home, own).await?;
     let (zone, own) = (("zone", "2"), ("example.org/own", "x"));
-    wait_for_metadata(
-        &fleet_client,
-        "acme",
-        &[mine, ("team", "a"), zone],
-        &[note, my, own],
-    )
-    .await;
+    let overridden = [mine, ("team", "a"), zone];
+    wait_for_metadata(&fleet_client, &overridden, &[note, my, own]).await;
     // Invalid entries change nothing. The API server rejects some of them itself.
     let refused = configure_member(&home, json!({"labels": {"zone": "not a value"}})).await;
     assert!(refused.is_err(), "{refused:?}");
@@ -142,21 +131,9 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     let status = serde_json::to_string(&member.status)?;
     assert!(status.contains(CREATOR), "{status}");
     fleet_client.wait_for_renewal().await?;
-    wait_for_metadata(
-        &fleet_client,
-        "acme",
-        &[mine, ("team", "a"), zone],
-        &[note, my, own],
-    )
-    .await;
+    wait_for_metadata(&fleet_client, &overridden, &[note, my, own]).await;
     configure_member(&home, Value::Null).await?;
-    wait_for_metadata(
-        &fleet_client,
-        "acme",
-        &[mine, ("team", "a"), ("zone", "1")],
-        &[note, my],
-    )
-    .await;
+    wait_for_metadata(&fleet_client, &inherited, &[note, my]).await;
     eventually("no message about it", async || {
         let member = home.wait_for_member(EDGE, &[]).await?;
         let status = serde_json::to_string(&member.status)?;
@@ -170,10 +147,10 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     pair.start_hub_and_join(with_flags(&["--workspace-labels=team=b,tier=gold"]))
         .await?;
     let now = [mine, ("team", "b"), ("tier", "gold")];
-    wait_for_metadata(&fleet_client, "acme", &now, &[my]).await;
+    wait_for_metadata(&fleet_client, &now, &[my]).await;
     pair.stop().await?;
     pair.start_hub_and_join(with_flags(&[])).await?;
-    wait_for_metadata(&fleet_client, "acme", &[mine], &[my]).await;
+    wait_for_metadata(&fleet_client, &[mine], &[my]).await;
     let bare = fleet_client.namespace("acme").await?.unwrap();
     assert!(!bare.annotations().contains_key(RECORD));
 

@@ -1,4 +1,4 @@
-//! Source of an agent's charts.
+//! Setting that selects where an agent gets charts: from the repository, the hub, or both.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Runs that take slots at the same time, in many orders.
+//! Tests runs that take slots at the same time, in many thread orders.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -64,14 +64,14 @@ impl ActionRunner {
                 warning: true,
                 reason: "CrdsDeleted",
                 message: format!(
-                    "deleted with the last release, as --delete-cert-manager-crds says: {}",
+                    "deleted with the last release, because of --delete-cert-manager-crds: {}",
                     deleted.join(", ")
                 ),
             },
             Err(KeepReason::Blocked(reason)) => ObjectEvent {
                 warning: true,
                 reason: "CrdsStay",
-                message: format!("the CRDs of cert-manager stay: {reason}"),
+                message: format!("kept the CRDs of cert-manager: {reason}"),
             },
             Err(KeepReason::Error(error)) => return Err(error),
         };
@@ -102,7 +102,7 @@ impl ActionRunner {
             }
             if !belongs_to(&crd.metadata, &job.release) {
                 return Err(KeepReason::Blocked(format!(
-                    "{name} is not of this release"
+                    "{name} does not belong to the last release"
                 )));
             }
             crds.push((name, crd));
@@ -116,7 +116,7 @@ impl ActionRunner {
             let objects = call("listing what is left", instances.list_metadata(&first)).await?;
             if let Some(object) = objects.items.first() {
                 return Err(KeepReason::Blocked(format!(
-                    "there is {}",
+                    "{} exists",
                     object_name(&kind, &object.metadata)
                 )));
             }

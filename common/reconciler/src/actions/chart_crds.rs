@@ -3,13 +3,12 @@
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use flate2::read::MultiGzDecoder;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_helm::releases::manifest;
 use krypton_runtime::call::{ApiError, call};
-use krypton_runtime::crd::is_established;
+use krypton_runtime::crd;
 use krypton_types::names;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, ResourceExt};
@@ -21,8 +20,6 @@ use crate::drift::HELM;
 
 /// Limit for all data that is read from an archive, unpacked. The chart cache accepts no larger chart.
 const MAX_UNPACKED: u64 = 100 << 20;
-const SERVED_TIMEOUT: Duration = Duration::from_secs(20);
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of attempts if another client writes at the same time.
 const MAX_ATTEMPTS: u32 = 3;
 
@@ -105,7 +102,9 @@ pub(crate) async fn replace(
                 return Err(ChartCrdError::NotServed { name });
             }
         }
-        wait_until_served(&api, &name).await?;
+        let waiting = crd::wait_until_established(&api, &name);
+        let waited = tokio::time::timeout(crd::SERVED_TIMEOUT, waiting).await;
+        waited.map_err(|_| ChartCrdError::NotServed { name })?;
     }
     Ok(())
 }
@@ -155,26 +154,6 @@ fn owner(name: &str, existing: Option<&CustomResourceDefinition>) -> Option<Stri
     let annotations = existing?.annotations();
     let release = annotations.get("meta.helm.sh/release-name")?;
     Some(format!("release {release}"))
-}
-
-async fn wait_until_served(
-    api: &Api<CustomResourceDefinition>,
-    name: &str,
-) -> Result<(), ChartCrdError> {
-    let poll = async {
-        loop {
-            if let Ok(crd) = api.get(name).await
-                && is_established(&crd)
-            {
-                return;
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
-    };
-    let polled = tokio::time::timeout(SERVED_TIMEOUT, poll).await;
-    polled.map_err(|_| ChartCrdError::NotServed {
-        name: name.to_owned(),
-    })
 }
 
 #[cfg(test)]

@@ -172,7 +172,7 @@ impl ActionRunner {
                     warning: true,
                     reason: "LeftoversStay",
                     message: format!(
-                        "removed nothing that an earlier revision left: {} documents of the newest cannot be read",
+                        "kept the leftovers of an earlier revision: {} documents of the newest revision are unreadable",
                         kept.unreadable
                     ),
                 },
@@ -234,7 +234,7 @@ impl LeftoverSource {
     fn description(self) -> [&'static str; 2] {
         match self {
             Self::ByAttempt => [
-                "removed what a failed attempt left",
+                "removed objects of a failed attempt",
                 "left over from a failed attempt; delete these objects yourself if you don't need them",
             ],
             Self::InDefault => [

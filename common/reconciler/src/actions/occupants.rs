@@ -1,4 +1,4 @@
-//! Lists the objects that the deletion of a workspace would take along and that the release did not create.
+//! Lists the objects in a workspace that the release did not create and that a deletion of the namespace would delete.
 //!
 //! Reads metadata only, with Helm's rights. If a kind cannot be listed, the namespace counts as occupied.
 

@@ -121,7 +121,7 @@ impl ActionRunner {
         }
         let message = match ended {
             _ if restored.is_some() => {
-                let message = format!("revision {to} is deployed again: the upgrade was given up");
+                let message = format!("rolled back to revision {to}, because the upgrade failed");
                 let event = ObjectEvent {
                     warning: true,
                     reason: "HelmRolledBack",

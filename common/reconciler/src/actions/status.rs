@@ -42,7 +42,7 @@ impl ActionRunner {
                 owner,
                 state.clone(),
                 applied_chart,
-                job.next,
+                (job.next, job.handled_request.clone()),
                 job.plan.gone,
             );
         } else {
@@ -57,7 +57,7 @@ impl ActionRunner {
             (self.member.status_mode, &job.owner)
         {
             let newest = result.tenant.as_ref().unwrap_or(tenant);
-            let status = status::status(
+            let mut status = status::status(
                 newest,
                 &self.member.name,
                 state,
@@ -66,6 +66,12 @@ impl ActionRunner {
                 job.desired.handling.allow_chart_skip,
                 clock::wall(),
             );
+            // A process that only observed may remember an older request than the status has.
+            if job.plan.handles_request && job.handled_request.is_some() {
+                status
+                    .last_handled_reconcile_at
+                    .clone_from(&job.handled_request);
+            }
             if newest.status.as_ref() != Some(&status) {
                 let mut patch = json!({
                     "metadata": { "resourceVersion": newest.metadata.resource_version },

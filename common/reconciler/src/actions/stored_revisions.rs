@@ -316,7 +316,7 @@ fn written_before_start(job: &Job, meta: &ObjectMeta) -> ActionError {
     ActionError::Failed {
         reason: reason::RELEASE_TAMPERED,
         message: format!(
-            "Secret {}/{name} was written while Helm was about to start; find out who writes it",
+            "Secret {}/{name} changed just before Helm started; find the client that writes it",
             job.release.namespace
         ),
         permanent: true,

@@ -88,7 +88,7 @@ impl ActionRunner {
         self.check_permit()?;
         let removing = self.delete_secret(&job.release, &secret.metadata);
         call("removing a revision", removing).await?;
-        let message = format!("{problem}. It was set aside, and what it installed stays");
+        let message = format!("{problem}; replaced it with a copy, and kept its objects");
         let event = ObjectEvent {
             warning: true,
             reason: "ReleaseUnreadable",

@@ -37,7 +37,7 @@ const MAX_OBJECTS: usize = 4096;
 #[derive(Debug, Error)]
 pub(crate) enum CheckError {
     /// The reconciler has another action for the Tenant.
-    #[error("it was called off")]
+    #[error("the check was canceled")]
     Cancelled,
     #[error(transparent)]
     Api(#[from] ApiError),
@@ -372,7 +372,7 @@ impl ReleaseCheck<'_> {
             }
             ApiResponse::NotFound | ApiResponse::Conflict => {
                 metrics.heals_failed.inc();
-                FindingOutcome::Failed("its namespace or its kind is gone".to_owned())
+                FindingOutcome::Failed("its namespace or kind does not exist".to_owned())
             }
             ApiResponse::Rejected(reason) => {
                 metrics.heals_failed.inc();

@@ -51,7 +51,7 @@ pub(super) fn conditions(state: &ReleaseState<'_>, view: &View<'_>) -> ClusterSt
             limit,
         } => attempt_failed(
             reason::VALUES_TOO_LARGE,
-            &format!("{subject} {size} bytes as JSON, more than {limit}: shorten spec.values"),
+            &format!("{subject} {size} bytes as JSON, more than {limit}; shorten spec.values"),
         ),
         Foreign(message) => failed(reason::RELEASE_IN_USE, message),
 
@@ -131,13 +131,13 @@ pub(super) fn conditions(state: &ReleaseState<'_>, view: &View<'_>) -> ClusterSt
 fn other_member(owner: &ReleaseOwner, cluster: &str) -> State {
     let placed = owner.tenant().and_then(|tenant| placed_on(tenant));
     let cause = match placed {
-        Some(member) => format!("it is placed on {member}"),
+        Some(member) => format!("the Tenant is placed on {member}"),
         None => format!(
             "clusterRef names {}",
             owner.named_member().unwrap_or_default()
         ),
     };
-    let message = format!("{cause}; this is {cluster}, which leaves the Tenant alone");
+    let message = format!("{cause}; cluster {cluster} ignores this Tenant");
     State::new(Truth::False, reason::NOT_THIS_CLUSTER, message)
 }
 
@@ -151,7 +151,7 @@ fn invalid_workspace(owner: &ReleaseOwner, workspace: &str) -> String {
 fn protected_workspace(owner: &ReleaseOwner, workspace: &str, holder: &str) -> String {
     let remedy = "delete the Tenant, and create it again with another spec.workspace";
     format!(
-        "namespace {workspace} belongs to {holder} and is never a workspace; {}",
+        "namespace {workspace} is reserved for {holder}; {}",
         another_workspace(owner, remedy)
     )
 }
@@ -159,8 +159,8 @@ fn protected_workspace(owner: &ReleaseOwner, workspace: &str, holder: &str) -> S
 fn forbidden_workspace(owner: &ReleaseOwner, workspace: &str) -> String {
     let own = owner.namespace();
     format!(
-        "namespace {workspace} is neither {own}, where this {} is, nor was it made for it; {}, or have an operator of \
-         the cluster annotate the namespace with {}={own}/{}",
+        "this {} may use only namespace {own} or one created for it, not {workspace}; {}, or have an operator of the \
+         cluster annotate namespace {workspace} with {}={own}/{}",
         owner.kind(),
         another_workspace(owner, "create the Tenant again with another spec.workspace"),
         names::ADOPT_ANNOTATION,
@@ -178,7 +178,7 @@ fn another_workspace(owner: &ReleaseOwner, tenant_remedy: &'static str) -> &'sta
 
 fn given_up(owner: &ReleaseOwner, failure: &Failure) -> String {
     format!(
-        "{}; given up after {} attempts, until chart, values or {} change or annotation {} is set",
+        "{}; no more retries after {} attempts: change the chart, the values or the {}, or set annotation {}",
         failure.message,
         failure.attempts,
         owner.kind(),
@@ -247,7 +247,7 @@ fn unchanged(reported: Option<ClusterState>) -> ClusterState {
         ClusterState::from(State::new(
             Truth::Unknown,
             reason::NO_CHANGE,
-            "looking at the release",
+            "reading the release",
         ))
     };
     reported.unwrap_or_else(unknown)
@@ -396,17 +396,17 @@ fn removal_complete(
     retired: bool,
 ) -> ClusterState {
     let orphaned_text = format!(
-        "the release is left where it is, as the {} is annotated",
+        "release kept, because the {} has the orphan annotation",
         owner.kind()
     );
     let result = match (orphaned, foreign) {
         (true, _) => &orphaned_text,
         (false, Some(message)) => message,
-        (false, None) => "the release is uninstalled",
+        (false, None) => "release uninstalled",
     };
     let cause = match retired {
-        true => "the cluster was taken out of the fleet with deletionPolicy Uninstall",
-        false => "as home has ordered",
+        true => "the EdgeCluster was deleted with deletionPolicy Uninstall",
+        false => "requested by the home cluster",
     };
     ClusterState {
         ready: State::new(

@@ -1,4 +1,4 @@
-//! The memory of one owner between two plans.
+//! Remembers reports, failures and waits of one owner between two plans. A restart loses them.
 
 use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
@@ -21,6 +21,9 @@ pub struct Memory {
     /// The next step, as last reported and as last written with the Lease.
     pub reported_next: Option<UpcomingStep>,
     pub published_next: Option<UpcomingStep>,
+    /// The reconcile request that the last report with the Lease acknowledged. Initially the one in the Tenant's
+    /// status.
+    pub handled_request: Option<String>,
     /// Time of the last report or write.
     pub reported_at: Option<BootTime>,
     pub failure: Option<Failure>,
@@ -99,6 +102,7 @@ impl Memory {
             self.known_since = Some(now);
             self.published = owner.state_in_status(cluster);
             self.published_next = owner.next_step_in_status(cluster);
+            self.handled_request = owner.handled_request_in_status();
         }
         let newest = revisions.last().copied();
         self.locked = newest

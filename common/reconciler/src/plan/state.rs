@@ -147,6 +147,17 @@ impl<'a> ReleaseState<'a> {
         }
     }
 
+    /// Whether an action follows as soon as another client or Kubernetes has finished.
+    pub(super) fn waits_for_others(&self) -> bool {
+        matches!(
+            self,
+            Self::Locked { .. }
+                | Self::WorkspaceTerminating
+                | Self::WorkspaceUnseen { .. }
+                | Self::UnusedWorkspace { terminating: true }
+        )
+    }
+
     fn unlocks(&self) -> bool {
         matches!(self, Self::Superseded(_) | Self::StaleLock(_))
     }

@@ -1,4 +1,4 @@
-//! The input of a plan.
+//! The input of a plan: everything that is known about one owner, its release and its workspace.
 
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;

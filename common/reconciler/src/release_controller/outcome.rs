@@ -291,6 +291,7 @@ impl OwnerState {
         if result.published.is_some() {
             self.memory.published = result.published.take();
             self.memory.published_next = result.next;
+            self.memory.handled_request = result.handled_request.take();
         }
         if let Some(run) = result.applied.take() {
             self.memory.applied = Some(AppliedRun { run, ended: now });

@@ -1,4 +1,4 @@
-//! The CRD schema under which Tenants were listed, and what the list is good for.
+//! Tracks the CRD schema under which Tenants were listed, and so whether the list is complete enough for actions.
 
 /// CRD schema under which the known Tenants were listed.
 ///

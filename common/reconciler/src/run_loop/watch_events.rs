@@ -22,7 +22,7 @@ impl Reconciler {
         }
         let changed = match event {
             WatchEvent::Tenant(event) => {
-                let event = self.decode_tenants(event);
+                let event = self.decode_tenants(*event);
                 event
                     .map(|event| self.index.tenant_event(event))
                     .unwrap_or_default()

@@ -6,8 +6,8 @@
 //! The kube crate treats every end of a connection as the regular timeout of a watch, and resumes at the last
 //! `resourceVersion`. But an API server also ends its watches when etcd is restored from a backup. The version
 //! is then in the future, and the server sends nothing until it is reached. After an error, the caller lists
-//! again. A watch that waits for its start also fails if another one ends early in that time, because its list can
-//! be from before the restore.
+//! again. A watch that waits for its start also fails if another one ends early in that time. Its list can be from
+//! before the restore.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;

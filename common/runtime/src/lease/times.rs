@@ -1,4 +1,4 @@
-//! Times of a Lease.
+//! Durations of a Lease: expiry, renewal, checks, and deadlines of its holder.
 
 use std::time::Duration;
 

@@ -61,12 +61,15 @@ impl Outlook {
             | reason::MULTICLUSTER_DISABLED
             | reason::NAMESPACE_NOT_ALLOWED
             | reason::NAMESPACE_NOT_OWNED
+            | reason::NAME_TAKEN
             | reason::NOT_ACCEPTED
+            | reason::NOT_A_NAME
             | reason::NOT_PLACING
             | reason::PROVIDER_NOT_CONFIGURED
             | reason::RELEASE_IN_USE
             | reason::RELEASE_TAMPERED
             | reason::RENAMED
+            | reason::SECRET_NOT_ALLOWED
             | reason::SOURCE_GONE
             | reason::TOO_MANY
             | reason::VALUES_NOT_ALLOWED

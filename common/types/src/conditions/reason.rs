@@ -96,6 +96,12 @@ pub const KUBECONFIG_INVALID: &str = "KubeconfigInvalid";
 /// Its source awaits approval by an operator.
 pub const NOT_ACCEPTED: &str = "NotAccepted";
 pub const SOURCE_GONE: &str = "SourceGone";
+/// Another source has the member name.
+pub const NAME_TAKEN: &str = "NameTaken";
+/// The requested member name is not a valid name.
+pub const NOT_A_NAME: &str = "NotAName";
+/// The namespace of the KryptonDeployment may not use the Secret.
+pub const SECRET_NOT_ALLOWED: &str = "SecretNotAllowed";
 pub const SOURCE_UNAVAILABLE: &str = "SourceUnavailable";
 /// Its cluster is still being created.
 pub const SOURCE_NOT_READY: &str = "SourceNotReady";

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeployment};
+use krypton_crds::krypton_deployment::{
+    DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus,
+};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::events::ObjectEvent;
 use krypton_runtime::tasks::KeyedTasks;
@@ -13,7 +15,7 @@ use kube::ResourceExt as _;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use super::{DeploymentController, DeploymentStore, recorded_placements};
+use super::{DeploymentController, DeploymentEntry, DeploymentStore, recorded_placements};
 use crate::deployments::api::{self, DeploymentDeletion, DeploymentWrite, DeploymentWriteResult};
 use crate::deployments::plan::DeploymentDecision;
 use crate::leader::Leader;
@@ -50,7 +52,7 @@ impl Requests {
             if decision.status.phase == Some(DeploymentPhase::Ready) {
                 entry.recorded_events.end_repair();
             }
-            let Some(mut request) = DeploymentRequest::new(decision, &entry.object) else {
+            let Some(mut request) = DeploymentRequest::new(decision, entry) else {
                 continue;
             };
             let status = entry.object.status.as_ref();
@@ -67,8 +69,12 @@ impl Requests {
         }
         while let Some(key) = store.queue.pop(now) {
             if let (Some(entry), Some(request)) =
-                (store.entries.get(&key), next_requests.remove(&key))
+                (store.entries.get_mut(&key), next_requests.remove(&key))
             {
+                if let DeploymentRequest::Write(DeploymentWrite::Status(status), _) = &request {
+                    let handled = &status.last_handled_reconcile_at;
+                    entry.written_request.clone_from(handled);
+                }
                 home_writer::start(&mut store.queue, key.clone(), now);
                 self.begin(key, &entry.object, request, (controller, leader));
             }
@@ -117,7 +123,8 @@ enum DeploymentRequest {
 }
 
 impl DeploymentRequest {
-    fn new(decision: DeploymentDecision, object: &KryptonDeployment) -> Option<Self> {
+    fn new(decision: DeploymentDecision, entry: &DeploymentEntry) -> Option<Self> {
+        let object = &*entry.object;
         // Krypton has nothing left to do for this object.
         if object.metadata.deletion_timestamp.is_some() && object.finalizers().is_empty() {
             return None;
@@ -131,7 +138,17 @@ impl DeploymentRequest {
                 decision.finalizer_events,
             ));
         }
-        let is_recorded = object.status.as_ref() == Some(&decision.status);
+        let status = &decision.status;
+        let is_dropped = |recorded: &KryptonDeploymentStatus| {
+            let stored = KryptonDeploymentStatus {
+                last_handled_reconcile_at: None,
+                ..status.clone()
+            };
+            entry.written_request == status.last_handled_reconcile_at && *recorded == stored
+        };
+        let recorded = object.status.as_ref();
+        let is_recorded =
+            recorded.is_some_and(|recorded| recorded == status || is_dropped(recorded));
         (!is_recorded).then_some(Self::Write(
             DeploymentWrite::Status(decision.status),
             decision.status_events,

@@ -156,6 +156,7 @@ async fn deployment_shows_only_charts_given_by_hub() {
             gone: false,
             applied_chart: reported.to_owned(),
             state: ClusterState::from(State::new(Truth::True, reason::INSTALLED, "")),
+            handled_request: None,
             events: Vec::new(),
         };
         let changes = [(key.clone(), Some(report))].into();

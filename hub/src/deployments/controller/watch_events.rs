@@ -139,6 +139,7 @@ impl DeploymentStore {
             object: Arc::new(object),
             deletion: None,
             recorded_events: RecordedEvents::default(),
+            written_request: None,
         };
         self.queue.reset(&key);
         self.entries.insert(key, entry);

@@ -56,6 +56,7 @@ impl DeploymentView<'_> {
             let unresolved = self.target.as_ref().err();
             let message = unresolved.map_or("", |unresolved| &unresolved.message);
             let truth = unresolved.map_or(Truth::Unknown, |unresolved| unresolved.truth);
+            let outlook = unresolved.map(|unresolved| Outlook::from_reason(&unresolved.reason));
             let line = format!("Edge cluster {region} not available: {message}");
             return Assessment {
                 phase: match truth {
@@ -63,7 +64,7 @@ impl DeploymentView<'_> {
                     _ => DeploymentPhase::Pending,
                 },
                 ready: State::new(truth, ready::EDGE_UNAVAILABLE, line.clone()),
-                outlook: unresolved.map_or(Outlook::Reconciling, unresolved_outlook),
+                outlook: outlook.unwrap_or(Outlook::Reconciling),
                 last_message: line,
             };
         };
@@ -76,8 +77,9 @@ impl DeploymentView<'_> {
             };
         }
         if target.cluster.is_full {
-            let message =
-                format!("cluster {cluster} has as many deployments as it takes; take some away");
+            let message = format!(
+                "cluster {cluster} has the maximum number or size of KryptonDeployments; delete some of them"
+            );
             return Assessment {
                 outlook: Outlook::Stalled,
                 ..error_assessment(State::new(Truth::False, ready::NOT_READY, message))
@@ -103,14 +105,24 @@ impl DeploymentView<'_> {
         }
     }
 
-    /// Shows that the release is being repaired, from the repair until it is ready or has failed.
+    /// Shows that the release is being repaired, from the repair until it is ready or has failed. One status
+    /// shows a repair that ended before its report arrived.
     fn with_repair(&self, mut assessment: Assessment) -> Assessment {
         let status = self.object.status.as_ref();
         let previous = status.and_then(|status| conditions::find(&status.conditions, READY));
-        let was_shown = previous.is_some_and(|ready| ready.reason == ready::REPAIR_TRIGGERED);
+        let was = |reason: &str| {
+            previous
+                .as_ref()
+                .is_some_and(|ready| ready.reason == reason)
+        };
+        let is_repaired = self.repair.is_some();
         let ready = &mut assessment.ready;
-        if ready.reason == ready::NOT_READY && (was_shown || self.repair.is_some()) {
+        if ready.reason == ready::NOT_READY && (was(ready::REPAIR_TRIGGERED) || is_repaired) {
             ready::REPAIR_TRIGGERED.clone_into(&mut ready.reason);
+        } else if ready.reason == ready::DEPLOYED && was(ready::DEPLOYED) && is_repaired {
+            let message = ready.message.clone();
+            let state = State::new(Truth::False, ready::REPAIR_TRIGGERED, message);
+            return pending_assessment(state).append("the release was repaired");
         }
         assessment
     }
@@ -300,11 +312,21 @@ impl DeploymentView<'_> {
         if previous_reason.as_deref() != Some(&assessment.ready.reason) && !is_recorded {
             events.push(ready_event(&assessment.ready));
         }
+        // The member confirms the request. The value is the hub's own text.
+        let requested = self.annotation(names::RECONCILE_REQUESTED_ANNOTATION);
+        let handled = requested.filter(|request| {
+            report.is_some_and(|stored| {
+                stored.is_current && stored.report.handled_request.as_deref() == Some(*request)
+            })
+        });
         let status = KryptonDeploymentStatus {
             phase: Some(assessment.phase),
             last_message: Some(truncate(assessment.last_message)),
             last_applied_chart: applied_chart.or(previous_chart),
             observed_generation: Some(generation),
+            last_handled_reconcile_at: handled
+                .or_else(|| previous?.last_handled_reconcile_at.as_deref())
+                .map(str::to_owned),
             conditions,
             placements: None,
             hub_epoch: previous.and_then(|status| status.hub_epoch),
@@ -351,15 +373,6 @@ fn failure_reason(reported: &str) -> &str {
         | reason::HELM_UNAVAILABLE => ready::HELM_FAILED,
         fetch if reason::is_chart_fetch(fetch) => ready::HELM_FAILED,
         other => other,
-    }
-}
-
-/// Returns what an object without a target cluster waits for. The first three reasons stay until a
-/// user changes the object or the Secret.
-fn unresolved_outlook(unresolved: &State) -> Outlook {
-    match unresolved.reason.as_str() {
-        "SecretNotAllowed" | "NotAName" | "NameTaken" => Outlook::Stalled,
-        reason => Outlook::from_reason(reason),
     }
 }
 

@@ -65,6 +65,7 @@ fn report(ready: (Truth, &str), error: Option<&str>) -> DeploymentReport {
             progress: None,
             error: error.map(|error_reason| State::new(Truth::True, error_reason, "what failed")),
         },
+        handled_request: None,
         events: Vec::new(),
     }
 }
@@ -229,6 +230,26 @@ fn deployment_is_recorded_before_it_is_ordered() {
 }
 
 #[test]
+fn reconcile_request_is_acknowledged_once_member_handled_it() {
+    let decide = |handled: Option<&str>| {
+        let member_report = DeploymentReport {
+            handled_request: handled.map(str::to_owned),
+            ..installed_report()
+        };
+        let mut fixture = fixture()
+            .with_placements(&HERE)
+            .with_annotation(names::RECONCILE_REQUESTED_ANNOTATION, "now")
+            .with_report("edge-1", member_report);
+        let status = fixture.object.status.as_mut().unwrap();
+        status.last_handled_reconcile_at = Some("earlier".to_owned());
+        fixture.decide().status.last_handled_reconcile_at
+    };
+    assert_eq!(decide(None).as_deref(), Some("earlier"));
+    assert_eq!(decide(Some("earlier")).as_deref(), Some("earlier"));
+    assert_eq!(decide(Some("now")).as_deref(), Some("now"));
+}
+
+#[test]
 fn deployment_status_follows_member_report() {
     let failed_report = |reason| report((Truth::False, reason::NOT_READY), Some(reason));
     let older_generation = DeploymentReport {
@@ -338,6 +359,33 @@ fn repair_is_shown_until_release_is_ready() {
     assert_eq!(ready_condition(&decision).1, REPAIR);
     assert_eq!(decision.status.phase, Some(DeploymentPhase::Pending));
     assert!(decision.status_events.is_empty());
+}
+
+#[test]
+fn repair_of_ready_release_is_shown_once() {
+    let mut fixture = fixture()
+        .with_placements(&HERE)
+        .with_report("edge-1", installed_report());
+    fixture.object.status = Some(fixture.decide().status);
+    for (repair, phase, events) in [
+        // The correction has its own event.
+        (Repair::Corrected, DeploymentPhase::Pending, vec![]),
+        (Repair::Corrected, DeploymentPhase::Ready, vec!["Ready"]),
+        (
+            Repair::Reinstalled,
+            DeploymentPhase::Pending,
+            vec!["RepairTriggered"],
+        ),
+        (Repair::Reinstalled, DeploymentPhase::Ready, vec!["Ready"]),
+    ] {
+        fixture.repair = Some(repair);
+        let decision = fixture.decide();
+        assert_eq!(decision.status.phase, Some(phase), "{repair:?}");
+        let is_shown = ready_condition(&decision).1 == "RepairTriggered";
+        assert_eq!(is_shown, phase == DeploymentPhase::Pending, "{repair:?}");
+        assert_eq!(reasons(&decision.status_events), events, "{repair:?}");
+        fixture.object.status = Some(decision.status);
+    }
 }
 
 #[test]

@@ -213,7 +213,7 @@ fn extension<'a>(extensions: Option<&'a Value>, name: &str) -> Result<Option<&'a
         .filter(|item| item.get("name").and_then(Value::as_str) == Some(name));
     let first = matching.next();
     if matching.next().is_some() {
-        return Err(format!("the extension {name} is there twice"));
+        return Err(format!("the extension {name} occurs twice"));
     }
     let value = first.and_then(|item| item.get("extension"));
     Ok(value.filter(|value| !value.is_null()))
@@ -245,7 +245,7 @@ fn additional_envs(extension: Option<&Value>) -> Result<Vec<(String, String)>, S
     for (name, value) in map {
         if !is_env_name(name) {
             return Err(format!(
-                "the extension {ENVS_EXTENSION} has a name that no variable has; use letters, digits and _"
+                "the extension {ENVS_EXTENSION} has an invalid variable name; use letters, digits and _"
             ));
         }
         if selects_program(name) {
@@ -578,7 +578,7 @@ mod tests {
             ),
             (
                 json!([{"name": ENVS_EXTENSION, "extension": {"A=B": ""}}]),
-                "no variable has",
+                "invalid variable name",
             ),
             (
                 json!([{"name": ENVS_EXTENSION, "extension": {"PATH": "/tmp"}}]),

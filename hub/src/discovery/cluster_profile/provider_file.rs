@@ -154,7 +154,7 @@ fn providers(document: &Value) -> Result<ProviderFile, FieldError> {
     for item in items.ok_or_else(|| root.invalid("providers", MISSING))? {
         let provider = provider(&item)?;
         if providers.iter().any(|other| other.name == provider.name) {
-            return Err(item.invalid("name", "is there twice; leave one of the two"));
+            return Err(item.invalid("name", "occurs twice; remove one of them"));
         }
         providers.push(provider);
     }
@@ -336,7 +336,7 @@ mod tests {
         let twice = exec("").replace("]}", r#", {"name": "a", "execConfig": {"apiVersion": "client.authentication.k8s.io/v1", "command": "b"}}]}"#);
         let error = read_text(&twice).unwrap_err().to_string();
         assert!(
-            error.contains("$.providers[1].name is there twice"),
+            error.contains("$.providers[1].name occurs twice"),
             "{error}"
         );
     }

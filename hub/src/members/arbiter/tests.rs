@@ -59,6 +59,7 @@ fn report(reason: &str) -> TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
+        handled_request: None,
         state: ClusterState::from(State::new(Truth::True, reason, "")),
     }
 }
@@ -232,6 +233,7 @@ fn deployment_reports_count_only_from_current_reporter() {
         gone: false,
         applied_chart: String::new(),
         state: report(reason).state,
+        handled_request: None,
         events: Vec::new(),
     };
     let changes_of = |member: MemberReport, reason: &str| Changes {

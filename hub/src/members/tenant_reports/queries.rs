@@ -276,6 +276,7 @@ mod tests {
             applied_chart: String::new(),
             state: ClusterState::from(State::new(truth, "R", "")),
             next: None,
+            handled_request: None,
         };
         let reports = TenantReports::default();
         let failed = (0..30).map(|number| (key(&format!("b-{number}")), Truth::False));

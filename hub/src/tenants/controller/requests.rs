@@ -22,7 +22,7 @@ use serde_json::json;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::{FinishedWrite, TenantStore, TenantWrite};
+use super::{FinishedWrite, TenantStore, TenantWrite, recent_fields};
 use crate::leader::home_writer::{self, WriteOutcome};
 use crate::members::tenant_reports::TenantReports;
 use crate::tenants::placement::TenantDeletionCause;
@@ -70,6 +70,9 @@ pub(super) async fn send_write(
                 if status.next_steps.is_empty() {
                     patch["status"]["nextSteps"] = json!(null);
                 }
+                if status.clusters.is_empty() {
+                    patch["status"]["clusters"] = json!(null);
+                }
                 let patch = Patch::Merge(&patch);
                 api.patch_status(&key.name, &params, &patch).await
             }
@@ -91,9 +94,12 @@ pub(super) async fn send_write(
         tenant
     });
     Span::current().record("outcome", outcome.name());
-    let phase = match &write {
-        TenantWrite::Status(status) => new_phase(tenant.status.as_ref(), status),
-        TenantWrite::AddFinalizer(_) | TenantWrite::RemoveFinalizer { .. } => None,
+    let (phase, dropped_fields) = match &write {
+        TenantWrite::Status(status) => (
+            new_phase(tenant.status.as_ref(), status),
+            dropped_fields(status, object.as_ref()),
+        ),
+        TenantWrite::AddFinalizer(_) | TenantWrite::RemoveFinalizer { .. } => (None, None),
     };
     let orphaned = match write {
         TenantWrite::RemoveFinalizer { orphaned } => orphaned,
@@ -103,10 +109,20 @@ pub(super) async fn send_write(
         base_version,
         object,
         records_placement,
+        dropped_fields,
         orphaned,
         phase,
         outcome,
     }
+}
+
+/// Returns the recent fields of the written status, if the stored object lacks one of them.
+fn dropped_fields(written: &TenantStatus, object: Option<&Tenant>) -> Option<TenantStatus> {
+    let stored = object?.status.as_ref()?;
+    let is_dropped = stored.next_steps.len() != written.next_steps.len()
+        || stored.clusters.len() != written.clusters.len()
+        || stored.last_handled_reconcile_at != written.last_handled_reconcile_at;
+    is_dropped.then(|| recent_fields(written))
 }
 
 /// Returns the phase over all members, if it differs from the recorded one. A new Tenant is Pending.
@@ -137,9 +153,7 @@ impl TenantStore {
         let Some(entry) = self.entries.get_mut(&key) else {
             return self.queue.forget(&key);
         };
-        if written.object.is_none() {
-            entry.written_next_steps = None;
-        }
+        entry.dropped_fields = written.dropped_fields;
         if let Some(object) = written
             .object
             .as_ref()

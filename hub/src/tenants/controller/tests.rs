@@ -41,6 +41,7 @@ fn report_reason(reports: &TenantReports, reason: &str) {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
+        handled_request: None,
         state: ClusterState::from(State::new(Truth::True, reason, "")),
     };
     reports.apply(
@@ -69,6 +70,7 @@ fn finished(base_version: &str, object: Option<Tenant>) -> FinishedWrite {
         base_version: Some(base_version.to_owned()),
         object,
         records_placement: false,
+        dropped_fields: None,
         orphaned: None,
         phase: None,
         outcome: WriteOutcome::Ok,
@@ -249,7 +251,7 @@ fn placement_record_precedes_finalizer_where_crd_keeps_it() {
 }
 
 #[test]
-fn field_unknown_to_old_crd_is_written_once() {
+fn fields_unknown_to_old_crd_are_written_once() {
     let (mut store, reports) = (TenantStore::default(), TenantReports::default());
     store.put(key(), object("0", None), &reports);
     let failing = |second| {
@@ -258,6 +260,7 @@ fn field_unknown_to_old_crd_is_written_once() {
             observed_generation: 1,
             applied_chart: String::new(),
             next,
+            handled_request: None,
             state: ClusterState::from(State::new(Truth::False, reason::INSTALL_FAILED, "")),
         };
         reports.apply(
@@ -269,15 +272,16 @@ fn field_unknown_to_old_crd_is_written_once() {
     failing(100);
     let mut status = next_status(&mut store, &reports, 0).unwrap();
     assert_eq!(status.next_steps.len(), 1);
-    // The CRD dropped the field from the write.
+    assert_eq!(status.clusters.len(), 1);
+    // The CRD dropped the fields from the write.
+    let recent = recent_fields(&status);
     status.next_steps.clear();
-    let kept = object("1", Some(status.clone()));
-    store.finish_write(
-        key(),
-        finished("0", Some(kept)),
-        &reports,
-        BootTime::default(),
-    );
+    status.clusters.clear();
+    let kept = FinishedWrite {
+        dropped_fields: Some(recent),
+        ..finished("0", Some(object("1", Some(status.clone()))))
+    };
+    store.finish_write(key(), kept, &reports, BootTime::default());
     assert_eq!(next_status(&mut store, &reports, 2_000), None);
     failing(200);
     assert!(

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Bytes that managedFields use for one condition, in addition to its type.
+/// Bytes that managedFields use for one condition or cluster, in addition to its type or name.
 const MANAGED: usize = 200;
 const LIMIT: usize = 256 * 1024;
 
@@ -65,10 +65,12 @@ fn listed_members(status: &TenantStatus) -> BTreeSet<String> {
 }
 
 fn size(tenant: &Tenant) -> usize {
-    let conditions = &tenant.status.as_ref().unwrap().conditions;
+    let status = tenant.status.as_ref().unwrap();
+    let conditions = status.conditions.iter();
+    let clusters = status.clusters.iter();
     let managed = conditions
-        .iter()
-        .map(|condition| MANAGED + condition.type_.len());
+        .map(|condition| MANAGED + condition.type_.len())
+        .chain(clusters.map(|cluster| MANAGED + cluster.name.len()));
     serde_json::to_vec(tenant).unwrap().len() + managed.sum::<usize>()
 }
 
@@ -97,6 +99,8 @@ fn status_lists_worst_members_and_counts_all() {
     assert_eq!(listed_members(&status), worst);
     assert!(condition(&status, "ClusterError/edge-0150").is_some());
     assert_eq!(condition(&status, "ClusterProgress/edge-0150"), None);
+    let clusters = status.clusters.iter().map(|cluster| cluster.name.clone());
+    assert_eq!(clusters.collect::<BTreeSet<_>>(), worst);
     let summary = status.summary.unwrap();
     assert_eq!(
         (summary.clusters, summary.ready, summary.error),
@@ -240,6 +244,7 @@ fn any_report() -> impl Strategy<Value = TenantReport> {
             observed_generation: 1,
             applied_chart: "c".repeat(MESSAGE_MAX),
             next: None,
+            handled_request: None,
             state: ClusterState {
                 ready: state(ready),
                 progress: Some(state(progress)),
@@ -274,6 +279,8 @@ proptest! {
             prop_assert!(size < LIMIT, "{} members: {} bytes", count, size);
             let listed_members = listed_members(&status);
             prop_assert!(listed_members.len() <= 50, "{}", listed_members.len());
+            let clusters = status.clusters.iter().map(|cluster| cluster.name.clone());
+            prop_assert!(clusters.eq(listed_members.iter().cloned()));
             if let Some(summary) = status.summary {
                 prop_assert_eq!(summary.clusters as usize, count);
                 let parts = summary.ready + summary.error + summary.not_ready + summary.unknown;

@@ -97,6 +97,7 @@ impl Session {
             observed_generation: 1,
             applied_chart: "https://charts.example.org/mine:6.6.6".to_owned(),
             next: None,
+            handled_request: None,
             state: ClusterState {
                 ready: State::new(Truth::False, "InstallFailed", "stolen"),
                 progress: None,

@@ -36,14 +36,14 @@ use krypton_reconciler::{
     run_loop::{self, Member, StatusMode, Tools},
 };
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
-use krypton_runtime::tls::{self, Credential};
 use krypton_runtime::{
     chance,
     clock::{self, BootTime},
     lease::LeaseGoal,
 };
 use krypton_tests::{
-    ChartRepository, Cluster, Mode, daemon::Program, eventually, install_tls_provider,
+    Agent, ChartRepository, Cluster, Hub, Mode, agent::enrolled_dialer, eventually,
+    install_tls_provider,
 };
 use krypton_types::{
     allowed_namespaces::AllowedNamespaces,
@@ -54,8 +54,6 @@ use krypton_types::{
         namespaces::NamespaceConfiguration,
     },
 };
-use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::PrivateKeyDer;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
@@ -215,21 +213,18 @@ impl StubHub {
         order: &DesiredDeployment,
         reason: &str,
     ) -> DeploymentReport {
-        self.wait_for_report(order, reason, |report| {
-            let ready = &report.state.ready;
-            (ready.truth, ready.reason.as_str()) == (Truth::True, reason)
-        })
-        .await
+        self.wait_for_readiness(order, Truth::True, reason).await
     }
 
-    pub(crate) async fn wait_not_ready(
+    pub(crate) async fn wait_for_readiness(
         &self,
         order: &DesiredDeployment,
+        truth: Truth,
         reason: &str,
     ) -> DeploymentReport {
         self.wait_for_report(order, reason, |report| {
             let ready = &report.state.ready;
-            (ready.truth, ready.reason.as_str()) == (Truth::False, reason)
+            (ready.truth, ready.reason.as_str()) == (truth, reason)
         })
         .await
     }
@@ -275,7 +270,11 @@ impl StubHub {
             stop: stop.clone(),
         };
         let task = match self.mode {
-            Mode::Agent => tokio::spawn(actor.run_as_agent(self.dialer()?)),
+            Mode::Agent => {
+                let hub = self.port.to_string();
+                let dialer = enrolled_dialer(&self.authority.get(), (NAME, UID), &hub)?;
+                tokio::spawn(actor.run_as_agent(dialer))
+            }
             Mode::Proxy | Mode::SelfCluster => tokio::spawn(actor.run_as_proxy()),
         };
         self.actor = Some((stop, task));
@@ -303,19 +302,13 @@ impl StubHub {
 
     async fn tools(&self) -> Result<Tools> {
         let program = match self.mode {
-            Mode::Agent => Program {
-                name: "krypton-agent",
-                variable: "KRYPTON_AGENT_BIN",
-            },
-            Mode::Proxy | Mode::SelfCluster => Program {
-                name: "krypton-hub",
-                variable: "KRYPTON_HUB_BIN",
-            },
+            Mode::Agent => Agent::program()?,
+            Mode::Proxy | Mode::SelfCluster => Hub::program()?,
         };
         let folder = self.scratch.path();
         let helm = Helm::new(HelmConfig {
             binary: krypton_tests::Tools::find()?.binary("helm"),
-            processes: Arc::new(Supervisor::new(program.find()?, &["helm-run"])),
+            processes: Arc::new(Supervisor::new(program, &["helm-run"])),
             scratch: folder.join("helm"),
             private: folder.join("private"),
             max_concurrent: 2,
@@ -328,20 +321,6 @@ impl StubHub {
             work: WorkMetrics::default(),
             watchdog: krypton_runtime::watchdog::Watchdog::default(),
         })
-    }
-
-    fn dialer(&self) -> Result<Arc<Dialer>> {
-        let key = KeyPair::generate()?;
-        let request = CertificateParams::default().serialize_request(&key)?;
-        let now = self.authority.get();
-        let life = Duration::from_secs(24 * 60 * 60);
-        let certificates = now.sign_agent(request.der(), NAME, UID, clock::wall(), life)?;
-        let key = PrivateKeyDer::try_from(key.serialize_der())
-            .map_err(|problem| anyhow::anyhow!("reading a key: {problem}"))?;
-        let credential = Credential { certificates, key };
-        let tls = tls::client_config(&now.roots(), Some(credential))?;
-        let tls = Arc::new(ArcSwap::from_pointee(tls));
-        Ok(Arc::new(Dialer::new(vec![self.port.to_string()], tls)))
     }
 }
 

@@ -299,11 +299,3 @@ fn hub_options<'a>(home: &'a Cluster, options: &[String]) -> HubOptions<'a> {
         .args(options.to_vec())
         .env(every.0, every.1)
 }
-
-pub(crate) async fn wait_for_namespace_deletion(fleet_client: &FleetClient, name: &str) {
-    let what = format!("namespace {name} to be gone");
-    let waiting = eventually(&what, async || {
-        Ok(fleet_client.namespace(name).await?.is_none().then_some(()))
-    });
-    waiting.await.unwrap();
-}

@@ -56,6 +56,7 @@ fn report(ready: Truth, error: Option<Truth>) -> TenantReport {
         observed_generation: 1,
         applied_chart: String::new(),
         next: None,
+        handled_request: None,
         state: ClusterState {
             ready: state(ready),
             progress: None,

@@ -90,10 +90,11 @@ fn unready_workloads_announce_wait_deadline_after_quiet_period() {
         run: Run::Install,
         ended: w.now,
     });
-    // A report of the next step would cause a separate write.
-    assert_eq!(w.plan().next, None);
+    // A report of the next step or of a handled request would cause a separate write.
+    assert_eq!((w.plan().next, w.plan().handles_request), (None, false));
     let ended = w.now;
     w.now = BootTime(w.now.0 + crate::status::throttle::QUIET);
+    assert!(w.plan().handles_request);
     let until = w.policy.helm_timeout.as_secs();
     assert_eq!(
         w.plan().next,

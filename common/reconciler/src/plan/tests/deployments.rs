@@ -161,7 +161,7 @@ fn orphaned_release_stays_and_removal_completes() {
     assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: true });
     let plan = world().deployed().cleaned_up().plan_order(&orphan);
     assert_eq!((plan.action.clone(), plan.gone), (Action::Nothing, true));
-    assert!(plan.state.ready.message.contains("left where it is"));
+    assert!(plan.state.ready.message.contains("release kept"));
 }
 
 #[test]

@@ -55,8 +55,21 @@ fn requested_retry_skips_back_off_once() {
     assert_eq!(w.action(), Action::Nothing);
     w.annotate(names::RECONCILE_REQUESTED_ANNOTATION, "today");
     assert_eq!(w.action(), Action::Helm(Run::Upgrade));
+    assert!(!w.plan().handles_request, "the retry is to come");
     w.memory.failure.as_mut().unwrap().attempt.requested = Some("today".to_owned());
     assert_eq!(w.action(), Action::Nothing);
+    assert!(w.plan().handles_request);
+}
+
+#[test]
+fn request_is_handled_unless_release_is_held() {
+    let mut w = world().deployed();
+    assert!(w.plan().handles_request);
+    w.annotate(names::PAUSED_ANNOTATION, "true");
+    assert!(!w.plan().handles_request);
+    let mut w = world().deployed();
+    w.permit = Permit::Withheld("another holds the Lease".to_owned());
+    assert!(!w.plan().handles_request);
 }
 
 #[test]
@@ -73,7 +86,7 @@ fn upgrade_out_of_retries_waits_for_change() {
         plan.state
             .ready
             .message
-            .contains("given up after 2 attempts")
+            .contains("no more retries after 2 attempts")
     );
     w.desired.chart.version = "1.21.0".to_owned();
     assert_eq!(w.action(), Action::Helm(Run::Upgrade));

@@ -81,6 +81,7 @@ fn foreign_lock_is_respected_until_grace_expires() {
     w.memory.locked = Some((2, w.now));
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
+    assert!(!plan.handles_request, "the upgrade is to come");
     assert_eq!(plan.wake, Some(w.after(600)));
     w.now = w.after(600);
     assert!(matches!(w.action(), Action::Unlock { revision: 2, .. }));

@@ -119,7 +119,7 @@ fn leaving_member_keeps_foreign_orphaned_or_paused_releases() {
     };
     let plan = orphan(leaving(world().deployed())).plan();
     assert_eq!(plan.action, Action::Nothing);
-    assert!(plan.state.ready.message.contains("left where it is"));
+    assert!(plan.state.ready.message.contains("release kept"));
 
     let mut paused = leaving(world().deployed());
     paused.desired.paused = true;
