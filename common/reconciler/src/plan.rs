@@ -69,6 +69,7 @@ pub fn plan(view: &View<'_>) -> Plan {
     let state = conditions::conditions(&release_state, view);
     let (wake, next) = next_step::next_step(&release_state);
     let settled = release_state.rollout().is_some();
+    let waits_for_others = release_state.waits_for_others();
     // The next step does not happen while the permit is missing or a pause lasts.
     let is_held = view.hold().is_some() && !matches!(release_state, ReleaseState::Leftovers(..));
     let plan = Plan {
@@ -83,13 +84,13 @@ pub fn plan(view: &View<'_>) -> Plan {
         ),
         gone: matches!(release_state, ReleaseState::Gone { retired: false, .. }),
         settled,
-        handles_request: view.hold().is_none() && !release_state.waits_for_others(),
+        handles_request: false,
         drift: None,
     };
     let plan = refusal::with_refusal(drift::with_drift(plan, view), view);
     let is_done = plan.action == Action::Nothing && !is_announced(&plan.state);
     Plan {
-        handles_request: plan.handles_request && is_done,
+        handles_request: is_done && !waits_for_others && view.hold().is_none(),
         ..plan
     }
 }

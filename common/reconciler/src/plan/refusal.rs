@@ -49,7 +49,7 @@ pub(super) fn with_refusal(plan: Plan, view: &View<'_>) -> Plan {
         is_reported: plan.is_reported,
         gone: false,
         settled: false,
-        handles_request: plan.handles_request,
+        handles_request: false,
         drift: None,
     }
 }
