@@ -7,17 +7,24 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::session::{self, Link, Session, connect::Dialer};
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_hub::ca::Authority;
 use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::newest::NewestSeen as _;
-use krypton_tests::agent::enrolled_dialer;
+use krypton_tests::{
+    Cluster, Hub, agent::enrolled_dialer, eventually_within, fleet::HUB_NAMESPACE,
+};
 use krypton_types::{
     conditions::{ClusterState, State, Truth, reason},
     desired::{DesiredState, Version},
     member::MemberReport,
+    names::CA_SECRET,
     tenant::{TenantKey, TenantReport},
 };
+use kube::{Api, ResourceExt, api::PostParams};
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -25,6 +32,7 @@ use super::{CHART, CHART_VERSION};
 
 /// Deadline for all agents to reach a state.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
+const CREATE_CONCURRENCY: usize = 16;
 pub(crate) const REPLICA: &str = "one";
 pub(crate) const KUBERNETES_VERSION: &str = "v1.36.0-simulated";
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -67,6 +75,39 @@ pub(crate) struct AgentObservation {
     pub(crate) ended: Option<Instant>,
     /// The latest desired state and the time of its arrival.
     pub(crate) desired: Option<(Version, Instant)>,
+}
+
+/// Creates EdgeClusters with these names.
+pub(crate) async fn create_members(
+    home: &Cluster,
+    names: impl Iterator<Item = String>,
+) -> Result<Vec<Member>> {
+    let api: Api<EdgeCluster> = Api::all(home.client());
+    let creations = names.map(|name| {
+        let api = api.clone();
+        async move {
+            let object = EdgeCluster::new(&name, EdgeClusterSpec::default());
+            let created = api.create(&PostParams::default(), &object).await?;
+            let uid = created.uid().context("an EdgeCluster without a UID")?;
+            Ok::<_, anyhow::Error>(Member { name, uid })
+        }
+    });
+    let creating = stream::iter(creations).buffered(CREATE_CONCURRENCY);
+    creating.try_collect().await.context("making EdgeClusters")
+}
+
+/// Issues certificates from the hub's CA, once the hub has created it.
+pub(crate) async fn enroll(home: &Cluster, hub: &Hub, members: &[Member]) -> Result<Vec<Enrolled>> {
+    let client = home.client();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
+    eventually_within("the hub's CA", DEADLINE, async || {
+        Ok(secrets.get_opt(CA_SECRET).await?.map(drop))
+    })
+    .await?;
+    let authority = Authority::load_or_create(client, HUB_NAMESPACE, "bench.krypton").await?;
+    let hub = hub.agents_address().to_string();
+    let enroll = |member| Enrolled::new(&authority, member, &hub);
+    members.iter().map(enroll).collect()
 }
 
 impl Enrolled {

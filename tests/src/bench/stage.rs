@@ -2,18 +2,12 @@
 
 use std::{fs, time::Instant};
 
-use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
-use krypton_hub::ca::Authority;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts, eventually_within,
+    Cluster, Hub, HubOptions, Parts,
     fleet::{HUB_NAMESPACE, ValuesFile, values_flag},
 };
-use krypton_types::names::CA_SECRET;
 
 use anyhow::{Context, Result, bail};
-use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, ResourceExt, api::PostParams};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
@@ -21,11 +15,10 @@ use crate::{
     CHART, CHART_VERSION,
     krypton::with_log,
     load, log_progress,
-    simulated::{AgentObservation, Agents, DEADLINE, Enrolled, Member},
+    simulated::{self, AgentObservation, Agents, DEADLINE, Enrolled, Member},
     traffic::dedicated_kubeconfig,
 };
 
-const CREATE_CONCURRENCY: usize = 16;
 /// Size of the chart's values, which every member receives.
 const VALUES_BYTES: usize = 2048;
 /// Number of files for other purposes than connections.
@@ -72,33 +65,12 @@ impl Stage {
     }
 
     pub(crate) async fn create_members(&self, prefix: &str, count: u32) -> Result<Vec<Member>> {
-        let api: Api<EdgeCluster> = Api::all(self.home.client());
-        let creations = (0..count).map(|number| {
-            let api = api.clone();
-            async move {
-                let name = format!("{prefix}-{number:04}");
-                let object = EdgeCluster::new(&name, EdgeClusterSpec::default());
-                let created = api.create(&PostParams::default(), &object).await?;
-                let uid = created.uid().context("an EdgeCluster without a UID")?;
-                Ok::<_, anyhow::Error>(Member { name, uid })
-            }
-        });
-        let creating = stream::iter(creations).buffer_unordered(CREATE_CONCURRENCY);
-        creating.try_collect().await.context("making EdgeClusters")
+        let names = (0..count).map(|number| format!("{prefix}-{number:04}"));
+        simulated::create_members(&self.home, names).await
     }
 
-    /// Issues certificates from the hub's CA, once the hub has created it.
     pub(crate) async fn enroll(&self, members: &[Member]) -> Result<Vec<Enrolled>> {
-        let client = self.home.client();
-        let secrets: Api<Secret> = Api::namespaced(client.clone(), HUB_NAMESPACE);
-        eventually_within("the hub's CA", DEADLINE, async || {
-            Ok(secrets.get_opt(CA_SECRET).await?.map(drop))
-        })
-        .await?;
-        let authority = Authority::load_or_create(client, HUB_NAMESPACE, "bench.krypton").await?;
-        let hub = self.hub.agents_address().to_string();
-        let enroll = |member| Enrolled::new(&authority, member, &hub);
-        members.iter().map(enroll).collect()
+        simulated::enroll(&self.home, &self.hub, members).await
     }
 
     /// Changes the chart's values. Returns the times at which the agents received them, in ascending order.

@@ -7,27 +7,21 @@
 )]
 mod simulated;
 
-use krypton_types::names;
 use std::time::Duration;
 
 use anyhow::bail;
-use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Secret;
-use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec};
 use krypton_crds::tenant::{ClusterSummary, Tenant};
-use krypton_hub::ca::Authority;
 use krypton_tests::{
     Cluster, Hub, HubOptions, Parts, TestResult, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE},
+    fleet::{FleetClient, STEP_DEADLINE},
     kubectl_krypton,
 };
 use krypton_types::conditions::{State, Truth, clusters, reason};
 use krypton_types::tenant::TenantKey;
-use kube::api::PostParams;
-use kube::{Api, ResourceExt};
+use kube::Api;
 use serde_json::json;
-use simulated::{Agents, Enrolled, Member, installed_report};
+use simulated::{Agents, installed_report};
 
 /// Name of the chart in the simulated agents' reports.
 const CHART: &str = "small";
@@ -61,33 +55,9 @@ impl SimulatedFleet {
         let home = Cluster::start_audited("many", Parts::ControlPlane).await?;
         let mut hub = Hub::start(&Self::options(&home))?;
         hub.wait_ready(STEP_DEADLINE).await?;
-        let members: Api<EdgeCluster> = Api::all(home.client());
-        let creations = (0..count).map(|number| {
-            let members = members.clone();
-            async move {
-                let object = EdgeCluster::new(&member(number), EdgeClusterSpec::default());
-                let created = members.create(&PostParams::default(), &object).await?;
-                let (name, uid) = (created.name_any(), created.uid().unwrap());
-                Ok::<_, kube::Error>(Member { name, uid })
-            }
-        });
-        let mut created: Vec<Member> = stream::iter(creations)
-            .buffer_unordered(16)
-            .try_collect()
-            .await?;
-        created.sort_by(|one, other| one.name.cmp(&other.name));
-        let secrets: Api<Secret> = Api::namespaced(home.client(), HUB_NAMESPACE);
-        eventually("the hub's CA", async || {
-            Ok(secrets.get_opt(names::CA_SECRET).await?.map(drop))
-        })
-        .await?;
-        let client = home.client();
-        let authority = Authority::load_or_create(client, HUB_NAMESPACE, "bench.krypton").await?;
-        let address = hub.agents_address().to_string();
-        let enrolled = created
-            .iter()
-            .map(|member| Enrolled::new(&authority, member, &address).unwrap());
-        let agents = Agents::start_and_wait(enrolled.collect()).await?;
+        let members = simulated::create_members(&home, (0..count).map(member)).await?;
+        let enrolled = simulated::enroll(&home, &hub, &members).await?;
+        let agents = Agents::start_and_wait(enrolled).await?;
         Ok(Self { agents, hub, home })
     }
 
@@ -217,7 +187,7 @@ async fn large_fleet_summary_is_throttled_and_survives_restart() -> TestResult {
         .await;
     let times = fleet.status_writes("acme").await.split_off(written);
     assert!(times.len() > 1, "{times:?}");
-    // However slow this machine is, the hub waits after each write. The API server's clock may be corrected meanwhile.
+    // However slow this machine is, the hub waits after each write. The API server's clock may be corrected in between.
     for pair in times.windows(2) {
         let pause = pair[1].duration_since(pair[0]);
         assert!(pause.as_millis() >= 900, "{times:?}");
