@@ -35,6 +35,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::conductor::{Program, ProgramContext, Simulation};
+use crate::oracles::view::{annotation, label, number, text};
 use crate::plan::{HOME, SYSTEM_NAMESPACE, TENANT_NAMESPACE};
 
 /// Starts the names of hosts with a hostile agent.
@@ -94,27 +95,23 @@ fn other_objects(simulation: &Simulation, edge: &str) -> Vec<OtherObject> {
         objects.unwrap_or_default()
     };
     let is_here = |uid: &str| {
-        let owner = format!("/metadata/labels/{}", OWNER_UID_LABEL.replace('/', "~1"));
-        let home_uid = HOME_UID_ANNOTATION.replace('/', "~1");
-        let home_uid = format!("/metadata/annotations/{home_uid}");
         let mut secrets = all(edge, "", "secrets").into_iter();
         let mut tenants = all(edge, GROUP, "tenants").into_iter();
-        secrets.any(|secret| text(&secret, &owner) == uid)
-            || tenants.any(|tenant| text(&tenant, &home_uid) == uid)
+        secrets.any(|secret| label(&secret, OWNER_UID_LABEL) == Some(uid))
+            || tenants.any(|tenant| annotation(&tenant, HOME_UID_ANNOTATION) == Some(uid))
     };
-    let placed_on = PLACED_ON_ANNOTATION.replace('/', "~1");
-    let placed_on = format!("/metadata/annotations/{placed_on}");
-    let placements = [
-        ("tenants", placed_on.as_str()),
-        ("kryptondeployments", "/spec/region/name"),
-    ];
     let mut others = Vec::new();
-    for (resource, member) in placements {
+    for resource in ["tenants", "kryptondeployments"] {
+        let is_tenant = resource == "tenants";
         for object in all(HOME, GROUP, resource) {
-            let (member, uid) = (text(&object, member), text(&object, "/metadata/uid"));
+            let member = match is_tenant {
+                true => annotation(&object, PLACED_ON_ANNOTATION).unwrap_or_default(),
+                false => text(&object, "/spec/region/name"),
+            };
+            let uid = text(&object, "/metadata/uid");
             if !member.is_empty() && member != edge && !is_here(uid) {
                 others.push(OtherObject {
-                    is_tenant: resource == "tenants",
+                    is_tenant,
                     name: text(&object, "/metadata/name").to_owned(),
                     uid: uid.to_owned(),
                 });
@@ -122,11 +119,6 @@ fn other_objects(simulation: &Simulation, edge: &str) -> Vec<OtherObject> {
         }
     }
     others
-}
-
-fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    let text = object.pointer(pointer).and_then(Value::as_str);
-    text.unwrap_or_default()
 }
 
 fn program(edge: &str, others: Vec<OtherObject>) -> Program {
@@ -456,7 +448,7 @@ fn condition() -> Condition {
 
 fn epoch_of(desired: &Desired) -> Option<u64> {
     let state: Value = serde_json::from_slice(&desired.state).ok()?;
-    state.pointer("/version/epoch")?.as_u64()
+    number(&state, "/version/epoch")
 }
 
 fn pause() -> Duration {

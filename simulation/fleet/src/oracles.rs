@@ -24,7 +24,7 @@ mod status;
 #[cfg(test)]
 mod story;
 mod upgrades;
-mod view;
+pub(crate) mod view;
 
 use std::fmt;
 
