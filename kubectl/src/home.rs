@@ -37,8 +37,8 @@ pub(crate) struct TargetArgs {
     /// Act as this user, as kubectl does
     #[arg(long = "as", value_name = "USER", global = true)]
     pub(crate) as_user: Option<String>,
-    /// Namespace of the Tenants, KryptonDeployments, Helm release or agent that the command names; by default that of the
-    /// context, for migrate all namespaces, for an agent krypton-system
+    /// Namespace of the objects, Helm release or agent that the command names; by default that of the context, for
+    /// migrate all namespaces, for an agent krypton-system
     #[arg(
         short,
         long,

@@ -53,8 +53,7 @@ pub(crate) struct Get {
     /// Address of the debug port, instead of the leader's pod
     #[arg(long, hide = true, value_name = "HOST:PORT", value_parser = parse_loopback_address, requires = "fleet")]
     debug_address: Option<SocketAddr>,
-    /// Format: a table by default, a wide one with more details and one line per cluster, the names, the objects, or
-    /// fields that a template selects
+    /// Format: a table (default), a wide table with one line per cluster, names, objects, or the fields of a template
     #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser)]
     output: Option<Output>,
     /// Print each change, until Ctrl-C

@@ -16,8 +16,8 @@ use crate::running_pods;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LogLevel {
-    /// The program. Its pods are in the namespace that --hub-namespace names for the hub, and --namespace for the agent;
-    /// by default in krypton-system, else krypton, else that of the context
+    /// The program. --hub-namespace names the namespace of the hub's pods, --namespace that of the agent's. By default,
+    /// they are in krypton-system, else krypton, else that of the context
     of: Program,
     /// New filter: error, warn, info, debug, trace or off, or one of them for each target, as in
     /// info,krypton_reconciler::run_loop=debug. Without it, the command shows the current filter
