@@ -49,6 +49,7 @@ use crate::home_events::HomeEvents;
 use crate::leader::pod_label::LeaderLabel;
 use crate::leader::{ElectionHandle, Leader, LeaderElection};
 use crate::members::MemberRegistry;
+use crate::notify::{self, Notifier, Webhook};
 use crate::observe::dump::{self, Dumper};
 use crate::observe::fleet_tenants;
 use crate::observe::member_metrics::HomeState;
@@ -124,6 +125,7 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
         None => None,
     };
     let values = chart::read_values_file(&settings).await?;
+    let webhook = notify::open(&settings).await?;
     let (engine, credentials) = Engine::start(&settings, &watchdog, helm).await?;
     let fleet_state = FleetState::new();
     let mut tasks = JoinSet::new();
@@ -167,7 +169,9 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
     let election_handle = context.elect(&home, &readiness, &mut permanent)?;
     let mut leader = election_handle.leader.clone();
     permanent.spawn(LABEL_TASK, run_label(clearing_label, leader.clone()));
+    let notifier = context.start_notifier(webhook, &fleet_state, &leader, (&mut tasks, &stop));
     if let Some(pinned) = pinned {
+        let pinned = pinned.with_notifier(notifier.clone());
         tasks.spawn(pinned.run(leader.clone(), stop.clone()));
     }
     let crds = home_crds::recreate_deleted(
@@ -178,7 +182,8 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
     );
     tasks.spawn(crds);
     let instance = context.instance.clone();
-    let notices = HomeEvents::start(client.clone(), instance, leader.clone(), &watchdog);
+    let notices = HomeEvents::start(client.clone(), instance, leader.clone(), &watchdog)
+        .with_notifier(notifier);
     let namespace = settings.namespace.clone();
     let mut values_status = ValuesStatus::new(notices.clone(), namespace, readiness.clone());
     // Read the channel only once: a new leader writes to it, and waits for readers.
@@ -357,6 +362,32 @@ impl HubContext {
             ),
             instance: instance.unwrap_or("krypton-hub").to_owned(),
         }
+    }
+
+    /// Starts to send notifications, if the settings name a webhook.
+    fn start_notifier(
+        &self,
+        webhook: Option<Webhook>,
+        fleet_state: &FleetState,
+        leader: &Leader,
+        (tasks, stop): (&mut JoinSet<()>, &CancellationToken),
+    ) -> Notifier {
+        let Some(webhook) = webhook else {
+            return Notifier::default();
+        };
+        let counts = fleet_state.view.notifications.clone();
+        let skip = self.settings.allow_chart_skip;
+        let reports = Arc::clone(&fleet_state.reports);
+        let (notifier, sending) = Notifier::start(
+            webhook,
+            leader.clone(),
+            counts,
+            skip,
+            (reports, stop.clone()),
+        );
+        tasks.spawn(sending);
+        fleet_state.reports.set_notifier(notifier.clone());
+        notifier
     }
 
     /// Takes part in the leader election: several hubs may run, and one of them writes on home and serves agents.

@@ -25,6 +25,7 @@ use krypton_types::desired::handling::{HISTORY, Handling, Remediation, WaitPolic
 use krypton_types::desired::lockdown::Lockdown;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::kubeconfig::Policy;
+use reqwest::Url;
 
 use crate::chart::values::ValuesSource;
 
@@ -88,6 +89,8 @@ const VARIABLES: Variables = &[
     ("KRYPTON_HISTORY_MAX", "history-max"),
     ("KRYPTON_DEBUG_BIND_ADDRESS", "debug-bind-address"),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp-endpoint"),
+    ("KRYPTON_NOTIFY_URL", "notify-url"),
+    ("KRYPTON_NOTIFY_KEY_FILE", "notify-key-file"),
     ("KRYPTON_LEADER_LEASE_DURATION", "leader-lease-duration"),
 ];
 
@@ -211,6 +214,9 @@ pub struct Settings {
     /// Longest pause between two attempts of a failed install or upgrade
     #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = up_to_a_day(), help_heading = "Helm")]
     pub retry_max: Duration,
+
+    #[command(flatten)]
+    pub notify: NotifySettings,
 
     /// Address of the metrics endpoint. :PORT means all addresses, 0 switches it off
     #[arg(long, value_name = "ADDRESS", default_value = ":8080", value_parser = listen, help_heading = "Process")]
@@ -430,6 +436,18 @@ pub struct HelmSettings {
     /// Folder for kubeconfigs and values while Helm runs, preferably in memory [default: that of --helm-cache-dir]
     #[arg(long, value_name = "FOLDER")]
     pub private_dir: Option<PathBuf>,
+}
+
+/// The receiver of notifications. Both are set, or none.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Notifications")]
+pub struct NotifySettings {
+    /// Webhook that receives CloudEvents about changed states of members, Tenants, KryptonDeployments, the chart's version and credentials: https, or http on the hub's own machine (loopback). Needs --notify-key-file [default: no notifications]
+    #[arg(long = "notify-url", value_name = "URL", value_parser = parsers::webhook)]
+    pub url: Option<Url>,
+    /// File with the key of the signature (HMAC-SHA256) in the header X-Signature, at least 16 bytes. White space at its end doesn't count. A change applies without a restart
+    #[arg(long = "notify-key-file", value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
 }
 
 fn up_to_a_day() -> impl Fn(&str) -> Result<Duration, String> + Clone {

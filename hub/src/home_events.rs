@@ -12,6 +12,7 @@ use kube::runtime::events::Reporter;
 use kube::{Client, Resource};
 
 use crate::leader::Leader;
+use crate::notify::Notifier;
 
 /// Interval at which an unconfirmed leader checks whether it may write again.
 const UNCONFIRMED_INTERVAL: Duration = Duration::from_millis(500);
@@ -59,6 +60,7 @@ pub struct HomeEvents {
     recorder: EventRecorder,
     /// Leadership of this hub: only a leader offers events. `None` in tests, which offer all.
     leader: Option<Leader>,
+    notifier: Notifier,
 }
 
 impl HomeEvents {
@@ -84,7 +86,19 @@ impl HomeEvents {
                 client, reporter, QUEUE_SIZE, may_write, watchdog,
             ),
             leader: Some(leader),
+            notifier: Notifier::default(),
         }
+    }
+
+    /// Adds the recorder of states for notifications.
+    #[must_use]
+    pub(crate) fn with_notifier(self, notifier: Notifier) -> Self {
+        Self { notifier, ..self }
+    }
+
+    /// The recorder of states for notifications.
+    pub(crate) fn notifier(&self) -> &Notifier {
+        &self.notifier
     }
 
     /// Creates a recorder that drops all events, for use without a home cluster.
@@ -92,6 +106,7 @@ impl HomeEvents {
         Self {
             recorder: EventRecorder::queue(1).0,
             leader: None,
+            notifier: Notifier::default(),
         }
     }
 
@@ -103,8 +118,11 @@ impl HomeEvents {
             let event = queue.try_recv().ok()?.event;
             Some((event.reason, event.message))
         };
-        let leader = None;
-        (Self { recorder, leader }, next_event)
+        let events = Self {
+            recorder,
+            ..Self::discarding()
+        };
+        (events, next_event)
     }
 
     /// Logs a warning and records it as an event.

@@ -165,6 +165,11 @@ impl Leader {
         self.state.get().leader_term().cloned()
     }
 
+    /// Returns when the current leader term began.
+    pub(crate) fn term_since(&self) -> Option<BootTime> {
+        self.state.get().leader_term().map(|it| it.since)
+    }
+
     /// Returns the epoch to write to an object of the home cluster whose recorded epoch is `recorded`. Returns
     /// `None` if this hub is not the leader, or if a later leader has written the object. The hub then takes an
     /// epoch above the recorded one.

@@ -4,7 +4,7 @@
 //! crate nor that Helm is a process.
 //!
 //! Modules import in this order: `app` → `agent_server`, `edgecluster`, `tenants`, `deployments`, `observe` → `proxy` →
-//! `ca`, `discovery`, `chart` → `members` → `leader`, `home`, `args`.
+//! `ca`, `discovery`, `chart` → `members` → `home_events`, `notify` → `leader`, `home`, `args`.
 
 pub mod agent_server;
 pub mod app;
@@ -20,6 +20,7 @@ pub mod home;
 pub mod home_events;
 pub mod leader;
 pub mod members;
+mod notify;
 pub mod observe;
 pub mod proxy;
 pub mod tenants;

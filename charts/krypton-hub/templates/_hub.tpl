@@ -283,6 +283,17 @@ with the first profile.
 {{- $args = append $args (printf "--remediation=%s" .remediation) }}
 {{- $args = append $args (printf "--history-max=%d" (int .historyMax)) }}
 {{- end }}
+{{- with .Values.notify }}
+{{- if and .url (not .keySecret.name) }}
+{{- fail "notify.url needs a key; set notify.keySecret.name to a Secret with it" }}
+{{- end }}
+{{- with .url }}
+{{- $args = append $args (printf "--notify-url=%s" .) }}
+{{- end }}
+{{- if .keySecret.name }}
+{{- $args = append $args "--notify-key-file=/etc/krypton/notify/key" }}
+{{- end }}
+{{- end }}
 {{- $args = concat $args (include "krypton.commonArgs" . | fromJsonArray) }}
 {{- end }}
 {{- with concat $args .Values.extraArgs }}

@@ -90,7 +90,13 @@ impl Settings {
             );
             return Err(origins.error("workspace-annotations", &problem));
         }
-        self.check_addresses(origins)
+        let (missing, set) = match (&self.notify.url, &self.notify.key_file) {
+            (Some(_), None) => ("notify-key-file", "notify-url"),
+            (None, Some(_)) => ("notify-url", "notify-key-file"),
+            _ => return self.check_addresses(origins),
+        };
+        let problem = format!("it has no effect alone; set --{missing} as well");
+        Err(origins.error(set, &problem))
     }
 
     fn check_addresses(&self, origins: &Origins) -> Result<(), clap::Error> {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use krypton_helm::chart::is_loopback;
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::args::parsers::{
     Maybe, duration, hub_address, invalid, invalid_secret, namespace, text_if,
@@ -12,6 +13,7 @@ use krypton_runtime::telemetry::LogFormat;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::names::{LABEL_MAX, is_dns_subdomain};
 use krypton_types::redact::{NO_URL, has_userinfo, url_shown};
+use reqwest::Url;
 
 use super::{DAY, List, MINUTE, Namespaces, ProviderKind};
 use crate::chart::values::{InvalidValuesSource, ValuesSource};
@@ -176,6 +178,22 @@ pub(super) fn chart_name(text: &str) -> Result<String, String> {
     without_userinfo(text)?;
     let remedy = "write the chart's name, or the path of a .tgz";
     text_if(!text.is_empty(), text, "a chart name", remedy)
+}
+
+/// Parses the URL of a webhook, whose path and query may contain a token.
+pub(super) fn webhook(text: &str) -> Result<Url, String> {
+    let url = Url::parse(text).ok().filter(|_| !has_userinfo(text));
+    let url = url.filter(|url| match url.scheme() {
+        "https" => url.has_host(),
+        "http" => is_loopback(url),
+        _ => false,
+    });
+    url.ok_or_else(|| {
+        invalid_secret(
+            "the URL of a webhook",
+            "write https://HOST/PATH without user and password, or http:// for one on the hub's own machine",
+        )
+    })
 }
 
 pub(super) fn resolve_interval(text: &str) -> Result<Maybe<Duration>, String> {

@@ -69,6 +69,11 @@ KRYPTON_ADVERTISE=hub.example.org:7443,hub | HOST:PORT
 --log-format=xml | a log format
 --otlp-endpoint=otel:4317 | the address of a collector
 OTEL_EXPORTER_OTLP_ENDPOINT=http://me:pass@otel | OTEL_EXPORTER_OTLP_HEADERS
+--notify-url=http://receiver.example.org | the URL of a webhook
+--notify-url=https://me:pass@receiver.example.org | without user and password
+KRYPTON_NOTIFY_URL=receiver.example.org | the URL of a webhook
+--notify-url=https://receiver.example.org/a?token=b | set --notify-key-file
+--notify-key-file=/key | set --notify-url
 -zap-encoder=xml | an encoder
 -zap-log-level=loud | a log level
 -zap-log-level=0 | a log level

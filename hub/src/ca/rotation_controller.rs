@@ -14,6 +14,7 @@ use krypton_types::ca_rotation::{
     RotationStep, STEP_PAUSE, next,
 };
 use krypton_types::names::CA_SECRET;
+use krypton_types::validity::Validity;
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use thiserror::Error;
@@ -94,7 +95,18 @@ pub(crate) async fn run(controller: RotationController, stop: CancellationToken)
 }
 
 impl RotationController {
+    fn observe_expiry(&self) {
+        let roots = self.authority.get().roots();
+        let signing = roots
+            .first()
+            .and_then(|root| Validity::of_certificate(root));
+        if let Some(validity) = signing {
+            self.events.notifier().ca_expiry(validity);
+        }
+    }
+
     async fn reconcile(&self, memory: &mut RotationMemory) -> Result<(), RotationError> {
+        self.observe_expiry();
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let attempt = format!("reading Secret {}/{CA_SECRET}", self.namespace);
         let secret = call(attempt, api.get_opt(CA_SECRET)).await?;
@@ -111,6 +123,7 @@ impl RotationController {
             return Ok(());
         }
         let current = stage(&data).map_err(RotationError::Broken)?;
+        self.events.notifier().ca_rotation(current.phase);
         let since = match memory.stage {
             Some((previous, since)) if previous == current => since,
             _ => BootTime::now(),

@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::leader::{Leader, LeaderTerm};
+use crate::notify::Notifier;
 
 const DIGEST_KEY: &str = "of";
 const RANGE_KEY: &str = "range";
@@ -74,9 +75,9 @@ impl ResolvedVersion {
 enum PinError {
     #[error(transparent)]
     Api(#[from] ApiError),
-    #[error("the range of chart versions could not be looked up")]
+    #[error("failed to resolve the range of chart versions")]
     Lookup(#[source] ChartError),
-    #[error("the content of the chart could not be found")]
+    #[error("failed to find the content of the chart")]
     Content(#[source] Arc<ChartError>),
 }
 
@@ -110,6 +111,7 @@ pub struct PinnedVersion {
     failures: u32,
     /// Time of the last lookup without a record.
     last_resolution: Option<BootTime>,
+    notifier: Notifier,
 }
 
 /// The record of a range on the home cluster.
@@ -137,6 +139,12 @@ fn record_in(config_map: Option<&ConfigMap>, digest: &str) -> Option<VersionReco
             .and_then(|text| text.parse().ok())
             .unwrap_or(Timestamp::UNIX_EPOCH),
     })
+}
+
+/// Returns the recorded version, which may belong to another chart or range.
+fn recorded_version(config_map: Option<&ConfigMap>) -> Option<String> {
+    let version = config_map?.data.as_ref()?.get(VERSION_KEY)?;
+    (!version.is_empty()).then(|| unpinned(version).to_owned())
 }
 
 /// Returns how long the record stays valid, or `None` if it never expires. A wrong clock delays the next
@@ -205,6 +213,7 @@ impl ChartPin {
             next: None,
             failures: 0,
             last_resolution: None,
+            notifier: Notifier::default(),
         };
         if stop
             .run_until_cancelled(pinned.refresh(None))
@@ -348,6 +357,12 @@ impl ChartPin {
 }
 
 impl PinnedVersion {
+    /// Adds the recorder of states for notifications.
+    #[must_use]
+    pub(crate) fn with_notifier(self, notifier: Notifier) -> Self {
+        Self { notifier, ..self }
+    }
+
     /// Repeats the lookup until `stop`: when it is due, when this hub becomes leader, and at the standby
     /// interval while it is a standby.
     pub async fn run(mut self, mut leader: Leader, stop: CancellationToken) {
@@ -455,7 +470,9 @@ impl PinnedVersion {
         if !is_recorded && !is_leader && self.last_resolution.is_some_and(is_recent) {
             return Ok(None);
         }
+        let recorded = recorded_version(config_map.as_ref());
         let (content, remaining) = Box::pin(self.pin.version(config_map, leader)).await?;
+        self.notifier.chart(recorded.as_deref(), unpinned(&content));
         if !is_recorded {
             self.last_resolution = Some(BootTime::now());
         }

@@ -378,6 +378,7 @@ impl FleetController {
         for name in members.retain(exists, is_running, is_needed) {
             self.written_states.remove(&name);
             self.queue.forget(&name);
+            self.fleet.shared.notices.notifier().forget_member(&name);
         }
         members.listed_in(listed_in);
     }
@@ -488,6 +489,7 @@ impl FleetController {
         };
         self.reminders
             .check(&name, recorded_conditions, next, clock::wall(), record);
+        shared.notices.notifier().member(&name, next);
         if self.written_states.is_up_to_date(&name, recorded, &status) {
             return;
         }

@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 
 use crate::leader::home_writer::HomeWrites;
 use crate::members::report_set::ReportSet;
+use crate::notify::Notifier;
 
 pub(crate) use queries::{MemberView, ReportedView};
 pub use queries::{PhaseCounts, UninstallCounts};
@@ -72,6 +73,8 @@ struct StoreState {
     /// Tenants on the home cluster whose status is a summary; `None` until the home cluster's Tenants are
     /// known.
     summarised: Option<BTreeSet<TenantKey>>,
+    /// Its lock is taken while this state is locked, and never the other way around.
+    notifier: Notifier,
 }
 
 /// All members, by name.
@@ -118,6 +121,7 @@ impl StoreState {
         }
         reports.text_size = others_size + text_size(&report);
         let report = Arc::new(report);
+        self.notifier.tenant(name, &key, &report);
         reports
             .tenants
             .insert(Arc::clone(&key), Arc::clone(&report), digest_part);
@@ -143,6 +147,7 @@ impl StoreState {
 
     /// Removes a member's dropped report from the index and the size of its texts, and marks the Tenant.
     fn unindex(&mut self, member: &str, key: &Arc<TenantKey>, report: &TenantReport) {
+        self.notifier.forget_tenant(member, key);
         if let Some(reports) = self.members.get_mut(member) {
             reports.text_size -= text_size(report);
         }
@@ -231,6 +236,23 @@ pub struct TenantReports {
 }
 
 impl TenantReports {
+    /// Sets the recorder of states for notifications.
+    pub(crate) fn set_notifier(&self, notifier: Notifier) {
+        self.lock().notifier = notifier;
+    }
+
+    /// Records the state of each stored report for notifications, one member at a time.
+    pub(crate) fn record_states(&self) {
+        let names: Vec<_> = self.lock().members.keys().cloned().collect();
+        for name in names {
+            let state = self.lock();
+            let reports = state.members.get(&name);
+            for (key, report) in reports.iter().flat_map(|reports| reports.tenants.iter()) {
+                state.notifier.tenant(&name, key, report);
+            }
+        }
+    }
+
     /// Applies one member's changes. Returns false if the member has more than [`TENANTS_MAX`] Tenants.
     pub fn apply(&self, member: &str, changes: TenantReportChanges) -> bool {
         let mut state = self.lock();

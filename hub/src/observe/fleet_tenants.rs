@@ -81,7 +81,7 @@ fn page(view: &FleetView, query: &TenantQuery<'_>) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::conditions::{ClusterState, State, Truth};
+    use krypton_types::conditions::{State, Truth};
     use krypton_types::fleet_tenants::{FleetTenant, PAGE_MAX};
 
     use super::*;
@@ -90,17 +90,8 @@ mod tests {
     fn tenant(namespace: &str, truth: Truth) -> FleetTenant {
         FleetTenant {
             member: "edge-1".to_owned(),
-            key: TenantKey {
-                namespace: namespace.to_owned(),
-                name: "acme".to_owned(),
-            },
-            report: TenantReport {
-                observed_generation: 1,
-                applied_chart: String::new(),
-                state: ClusterState::from(State::new(truth, "R", "")),
-                next: None,
-                handled_request: None,
-            },
+            key: TenantKey::new(namespace, "acme"),
+            report: TenantReport::new(1, State::new(truth, "R", "")),
         }
     }
 

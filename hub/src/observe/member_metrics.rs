@@ -27,6 +27,7 @@ use crate::edgecluster::credential_expiry::MemberCredential;
 use crate::leader::Leader;
 use crate::members::MemberRegistry;
 use crate::members::observation::MemberObservation;
+use crate::notify::NotificationCounts;
 use crate::tenants::TenantReports;
 
 /// The state that the metrics read.
@@ -34,6 +35,7 @@ use crate::tenants::TenantReports;
 pub struct FleetView {
     pub members: Arc<MemberRegistry>,
     pub reports: Arc<TenantReports>,
+    pub(crate) notifications: NotificationCounts,
     home_state: OnceLock<HomeState>,
     authority: OnceLock<Arc<CurrentAuthority>>,
     lags: Mutex<BTreeMap<String, MemberLag>>,

@@ -203,6 +203,11 @@ pub fn registry(
          that another writer was faster",
         fleet.reports.writes.0.clone(),
     );
+    registry.register(
+        "notifications",
+        "Notifications, by outcome. The hub retries failed ones. With dropped, too many changes waited",
+        fleet.notifications.0.clone(),
+    );
     registry.register_collector(Box::new(fleet));
     registry.register("sessions", "Open agent sessions", sessions.sessions.clone());
     let port = &sessions.port;

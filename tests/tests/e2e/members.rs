@@ -1,24 +1,86 @@
 //! Shows how the hub keeps clients for its members, and releases resources when members leave.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
+use axum::body::Bytes;
+use axum::http::HeaderMap;
+use axum::routing::any;
 use krypton_tests::{
     Cluster, Gate, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, eventually,
-    fleet::{CONNECTED, FleetClient, HEALTHY, RESOLVED},
+    fleet::{CONNECTED, FleetClient, HEALTHY, RESOLVED, STEP_DEADLINE},
     gate, home_and_edge,
     port::Port,
+    process::Invocation,
 };
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 
 /// Number of members that join and leave in each round.
 const MEMBERS: usize = 20;
 const ROUNDS: usize = 4;
+const NOTIFY_KEY: &str = "a-key-of-notifications";
+
+/// A receiver of notifications that are signed with [`NOTIFY_KEY`].
+struct Receiver {
+    url: String,
+    requests: mpsc::Receiver<(HeaderMap, Bytes)>,
+}
+
+impl Receiver {
+    async fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let (tx, requests) = mpsc::channel(64);
+        let handler = move |headers: HeaderMap, body: Bytes| {
+            let tx = tx.clone();
+            async move { drop(tx.send((headers, body)).await) }
+        };
+        let router = axum::Router::new().fallback(any(handler));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Ok(Self { url, requests })
+    }
+
+    /// Waits for the notification about this state, and verifies its signature as docs/how-to/monitor.md describes.
+    async fn wait_for(&mut self, subject: &str, state: &str) -> Result<()> {
+        let matching = async {
+            while let Some((headers, body)) = self.requests.recv().await {
+                let event: Value = serde_json::from_slice(&body)?;
+                if event["subject"] == subject && event["data"]["to"] == state {
+                    return Ok((headers, body));
+                }
+            }
+            Err(anyhow!("the receiver has ended"))
+        };
+        let (headers, body) = tokio::time::timeout(STEP_DEADLINE, matching)
+            .await
+            .with_context(|| format!("no notification that {subject} is {state}"))??;
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("body.json");
+        std::fs::write(&file, &body)?;
+        let openssl = Invocation::new("openssl")
+            .args(["dgst", "-sha256", "-hmac", NOTIFY_KEY])
+            .arg(&file)
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        let output = openssl.output(STEP_DEADLINE).await?;
+        let digest = output.trim().rsplit(' ').next();
+        let signature = headers["x-signature"].to_str()?;
+        assert_eq!(signature.strip_prefix("sha256="), digest, "{output}");
+        Ok(())
+    }
+}
 
 #[tokio::test]
 async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
     let (home, edge) = home_and_edge("newer", Parts::ControlPlane).await?;
-    let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&["--self-cluster=false"]));
-    let _hub = Hub::start(&options)?;
+    let mut receiver = Receiver::start().await?;
+    let folder = tempfile::tempdir()?;
+    let key_file = folder.path().join("key");
+    std::fs::write(&key_file, NOTIFY_KEY)?;
+    let notify_url = format!("--notify-url={}", receiver.url);
+    let notify_key = format!("--notify-key-file={}", key_file.display());
+    let flags = chart.flags(&["--self-cluster=false", &notify_url, &notify_key]);
+    let _hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
     let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
     let valid = edge.kubeconfig_with_token();
     fleet_client.add_member("edge-1", &valid).await?;
@@ -63,7 +125,8 @@ async fn newer_kubeconfig_takes_over_only_once_it_works() -> TestResult {
     fleet_client
         .wait_for_member("edge-1", &[RESOLVED, CONNECTED, HEALTHY])
         .await?;
-    rejected_or_removed_kubeconfig_uninstalls_nothing(&fleet_client, &at_edge, &edge).await
+    rejected_or_removed_kubeconfig_uninstalls_nothing(&fleet_client, &at_edge, &edge, &mut receiver)
+        .await
 }
 
 /// Returns the same access through an exec plugin, which the hub rejects by default.
@@ -86,6 +149,7 @@ async fn rejected_or_removed_kubeconfig_uninstalls_nothing(
     fleet_client: &FleetClient,
     at_edge: &FleetClient,
     edge: &Cluster,
+    receiver: &mut Receiver,
 ) -> TestResult {
     let healthy = [RESOLVED, CONNECTED, HEALTHY];
     fleet_client.add_member("edge-1", &with_exec(edge)).await?;
@@ -119,6 +183,9 @@ async fn rejected_or_removed_kubeconfig_uninstalls_nothing(
     ];
     fleet_client.wait_for("before", &unknown).await?;
     assert_eq!(at_edge.holder().await?, "", "the Lease is released");
+    receiver
+        .wait_for("EdgeCluster/edge-1", "SourceGone")
+        .await?;
     // No actor reconciles Tenants now.
     at_edge.create("later", json!({})).await?;
     assert_eq!(at_edge.releases().await?, releases);

@@ -32,7 +32,7 @@ pub(super) fn client() -> ClientBuilder {
 }
 
 /// Returns whether the URL leads to this machine.
-pub(super) fn is_loopback(url: &Url) -> bool {
+pub fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let address = host.trim_start_matches('[').trim_end_matches(']');
     let address: Result<std::net::IpAddr, _> = address.parse();

@@ -49,6 +49,8 @@ impl Requests {
             if let Some(term_start) = term_start {
                 entry.record_events(reported_events, term_start, &controller.notices);
             }
+            let notifier = controller.notices.notifier();
+            notifier.deployment(&key, &decision.status);
             if decision.status.phase == Some(DeploymentPhase::Ready) {
                 entry.recorded_events.end_repair();
             }

@@ -141,10 +141,7 @@ async fn deployment_shows_only_charts_given_by_hub() {
         open: true,
     };
     let secret_states: SecretStates = Arc::new([(secret, present)].into());
-    let key = DeploymentKey {
-        namespace: "accounts".to_owned(),
-        name: "acme".to_owned(),
-    };
+    let key = DeploymentKey::new("accounts", "acme");
     fixture
         .controller
         .reports

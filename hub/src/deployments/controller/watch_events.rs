@@ -53,10 +53,7 @@ impl DeploymentStore {
                 }
             };
             object.metadata.managed_fields = None;
-            let key = DeploymentKey {
-                namespace: object.namespace()?,
-                name: object.metadata.name.clone()?,
-            };
+            let key = DeploymentKey::new(object.namespace()?, object.metadata.name.clone()?);
             let namespaces = controller.namespaces.as_ref();
             namespaces
                 .is_none_or(|namespaces| namespaces.contains(&key.namespace))
@@ -77,7 +74,10 @@ impl DeploymentStore {
             Ok(Event::InitDone) => {
                 let listed = std::mem::take(&mut self.listing);
                 let removed = self.entries.extract_if(.., |key, _| !listed.contains(key));
-                removed.for_each(|(key, _)| self.queue.forget(&key));
+                removed.for_each(|(key, _)| {
+                    self.queue.forget(&key);
+                    controller.notices.notifier().forget_deployment(&key);
+                });
                 self.synced = true;
                 true
             }
@@ -91,6 +91,7 @@ impl DeploymentStore {
                 if let Some((key, _)) = parse(guard) {
                     self.entries.remove(&key);
                     self.queue.forget(&key);
+                    controller.notices.notifier().forget_deployment(&key);
                 }
                 true
             }

@@ -1,0 +1,384 @@
+//! Notifications: the leader posts a CloudEvent to a webhook when a state changes.
+//!
+//! Callers record the present state of each subject and never wait. One task sends the differences, one after another.
+//! Nothing is stored: the first state of a subject in a leader term is the baseline, and is not sent.
+
+mod changes;
+mod webhook;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeploymentStatus};
+use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
+use krypton_runtime::sync::{Mutex, MutexGuard};
+use krypton_types::ca_rotation::RotationPhase;
+use krypton_types::conditions::{self, READY, Truth};
+use krypton_types::deployment::DeploymentKey;
+use krypton_types::error_chain::chain;
+use krypton_types::tenant::{TenantKey, TenantReport};
+use krypton_types::validity::{CredentialState, Validity};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::Settings;
+use crate::leader::Leader;
+use crate::members::tenant_reports::TenantReports;
+
+use changes::{Change, Changes, Kind, StateName, Status, Subject};
+pub(crate) use webhook::{Webhook, WebhookError};
+
+/// At most five posts a second. A failed one is retried with back-off.
+const PACE: Schedule = Schedule {
+    every: Duration::from_millis(200),
+    jitter: 0.0,
+    retry_max: Duration::from_secs(5 * 60),
+};
+/// Pause while no change is due.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The conditions of an EdgeCluster whose changes are sent.
+const MEMBER_CONDITIONS: [(Kind, &str); 3] = [
+    (Kind::EdgeCluster, READY),
+    (Kind::Credential, "CertificateCurrent"),
+    (Kind::Credential, "AccessCurrent"),
+];
+/// Name of the credential that is the hub's CA.
+const CA_CREDENTIAL: &str = "CertificateAuthority";
+
+const SENT: &str = "sent";
+const FAILED: &str = "failed";
+const DROPPED: &str = "dropped";
+
+/// Counts notifications by outcome.
+#[derive(Clone, Debug)]
+pub(crate) struct NotificationCounts(pub(crate) Family<[(&'static str, &'static str); 1], Counter>);
+
+impl Default for NotificationCounts {
+    fn default() -> Self {
+        let counts = Family::default();
+        for outcome in [SENT, FAILED, DROPPED] {
+            drop(counts.get_or_create(&[("outcome", outcome)]));
+        }
+        Self(counts)
+    }
+}
+
+impl NotificationCounts {
+    fn count(&self, outcome: &'static str) {
+        self.0.get_or_create(&[("outcome", outcome)]).inc();
+    }
+}
+
+/// Prepares the webhook of `--notify-url`.
+///
+/// # Errors
+/// Returns an error if the key cannot be read.
+pub(crate) async fn open(settings: &Settings) -> Result<Option<Webhook>, WebhookError> {
+    let notify = &settings.notify;
+    let (Some(url), Some(key)) = (notify.url.clone(), notify.key_file.clone()) else {
+        return Ok(None);
+    };
+    Webhook::open(url, key, &settings.namespace).await.map(Some)
+}
+
+/// Records the states of subjects. Without a webhook, it does nothing. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct Notifier(Option<Arc<State>>);
+
+impl fmt::Debug for Notifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notifier").finish_non_exhaustive()
+    }
+}
+
+/// Shared by the recorders and the sender.
+struct State {
+    /// Locked after all other locks.
+    changes: Mutex<Changes>,
+    leader: Leader,
+    counts: NotificationCounts,
+    allow_chart_skip: bool,
+}
+
+impl Notifier {
+    /// Returns a notifier, and the task that posts its changes to `webhook` until `stop`.
+    pub(crate) fn start(
+        webhook: Webhook,
+        leader: Leader,
+        counts: NotificationCounts,
+        allow_chart_skip: bool,
+        (reports, stop): (Arc<TenantReports>, CancellationToken),
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let state = Arc::new(State {
+            changes: Mutex::default(),
+            leader,
+            counts,
+            allow_chart_skip,
+        });
+        let sender = Arc::clone(&state);
+        let sending = async move { sender.send(&webhook, &reports, &stop).await };
+        (Self(Some(state)), sending)
+    }
+
+    /// Records a member's report on a Tenant. An unknown state is not a change: the member is about to report.
+    pub(crate) fn tenant(&self, member: &str, key: &TenantKey, report: &TenantReport) {
+        let Some(state) = &self.0 else { return };
+        let reported = &report.state;
+        let phase = conditions::phase(reported, state.allow_chart_skip);
+        let shown = match (&reported.error, phase) {
+            (Some(error), conditions::Phase::Error) => error,
+            _ => &reported.ready,
+        };
+        if shown.truth == Truth::Unknown {
+            return;
+        }
+        let status = Status {
+            state: Cow::Borrowed(phase.as_str()),
+            reason: &shown.reason,
+            message: &shown.message,
+        };
+        state.observe(tenant_subject(member, key), status);
+    }
+
+    pub(crate) fn forget_tenant(&self, member: &str, key: &TenantKey) {
+        self.forget(tenant_subject(member, key));
+    }
+
+    /// Records the conditions of a member's EdgeCluster.
+    pub(crate) fn member(&self, member: &str, conditions: &[Condition]) {
+        let Some(state) = &self.0 else { return };
+        for (kind, type_) in MEMBER_CONDITIONS {
+            let subject = member_subject(kind, type_, member);
+            match conditions::find(conditions, type_) {
+                Some(condition) => {
+                    let name = match condition.truth {
+                        Truth::True => StateName::Borrowed(type_),
+                        _ => StateName::Owned(condition.reason.clone()),
+                    };
+                    let status = Status {
+                        state: name,
+                        reason: &condition.reason,
+                        message: &condition.message,
+                    };
+                    state.observe(subject, status);
+                }
+                None => self.forget(subject),
+            }
+        }
+    }
+
+    pub(crate) fn forget_member(&self, member: &str) {
+        for (kind, type_) in MEMBER_CONDITIONS {
+            self.forget(member_subject(kind, type_, member));
+        }
+    }
+
+    /// Records the decided status of a KryptonDeployment.
+    pub(crate) fn deployment(&self, key: &DeploymentKey, status: &KryptonDeploymentStatus) {
+        let Some(state) = &self.0 else { return };
+        let name = match status.phase {
+            Some(DeploymentPhase::Ready) => "Ready",
+            Some(DeploymentPhase::Error) => "Error",
+            // After a failover, the hub waits for the report.
+            Some(DeploymentPhase::Pending) | None => return,
+        };
+        let ready = conditions::find(&status.conditions, READY);
+        let status = Status {
+            state: Cow::Borrowed(name),
+            reason: ready.as_ref().map_or("", |ready| ready.reason.as_str()),
+            message: status.last_message.as_deref().unwrap_or_default(),
+        };
+        state.observe(deployment_subject(key), status);
+    }
+
+    pub(crate) fn forget_deployment(&self, key: &DeploymentKey) {
+        self.forget(deployment_subject(key));
+    }
+
+    /// Records the version of the fleet's chart. `recorded` is the version that the last leader recorded on home.
+    pub(crate) fn chart(&self, recorded: Option<&str>, version: &str) {
+        let Some(state) = &self.0 else { return };
+        let subject = Subject::new(Kind::Chart, "", "", "");
+        if let (Some(recorded), Some(term)) = (recorded, state.leader.term_since()) {
+            let recorded = recorded.to_owned().into();
+            state.changes().set_baseline(term, subject, recorded);
+        }
+        let status = Status {
+            state: version.to_owned().into(),
+            reason: "",
+            message: "",
+        };
+        state.observe(subject, status);
+    }
+
+    /// Records the phase of the rotation of the hub's CA.
+    pub(crate) fn ca_rotation(&self, phase: RotationPhase) {
+        let Some(state) = &self.0 else { return };
+        let subject = Subject::new(Kind::CertificateAuthority, "", "", "");
+        let status = Status {
+            state: phase.to_string().into(),
+            reason: "",
+            message: "",
+        };
+        state.observe(subject, status);
+    }
+
+    /// Records the validity of the hub's CA.
+    pub(crate) fn ca_expiry(&self, validity: Validity) {
+        let Some(state) = &self.0 else { return };
+        let name = match validity.state_at(clock::wall()) {
+            CredentialState::Current => "Current",
+            CredentialState::Soon => "CertificateExpiresSoon",
+            CredentialState::Expired => "CertificateExpired",
+        };
+        let end = validity.not_after;
+        let status = Status {
+            state: Cow::Borrowed(name),
+            reason: name,
+            message: &format!("the hub's CA is valid until {end}"),
+        };
+        state.observe(member_subject(Kind::Credential, CA_CREDENTIAL, ""), status);
+    }
+
+    fn forget(&self, subject: Subject<'_>) {
+        if let Some(state) = &self.0 {
+            state.changes().forget(subject);
+        }
+    }
+}
+
+fn tenant_subject<'a>(member: &'a str, key: &'a TenantKey) -> Subject<'a> {
+    Subject::new(Kind::Tenant, &key.namespace, &key.name, member)
+}
+
+fn deployment_subject(key: &DeploymentKey) -> Subject<'_> {
+    Subject::new(Kind::KryptonDeployment, &key.namespace, &key.name, "")
+}
+
+/// An EdgeCluster has the name of its member. A credential has the type of its condition as its name.
+fn member_subject<'a>(kind: Kind, type_: &'a str, member: &'a str) -> Subject<'a> {
+    match kind {
+        Kind::EdgeCluster => Subject::new(kind, "", member, ""),
+        _ => Subject::new(kind, "", type_, member),
+    }
+}
+
+impl State {
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records a state while this hub leads.
+    fn observe(&self, subject: Subject<'_>, status: Status<'_>) {
+        let Some(term) = self.leader.term_since() else {
+            return;
+        };
+        let times = (BootTime::now(), clock::wall());
+        let has_room = self.changes().observe(term, subject, status, times);
+        if !has_room {
+            self.counts.count(DROPPED);
+        }
+    }
+
+    async fn send(&self, webhook: &Webhook, reports: &TenantReports, stop: &CancellationToken) {
+        let mut pace = Periodic::new("sending notifications", PACE);
+        let mut term = None;
+        loop {
+            let current_term = self.leader.term_since();
+            if current_term != term {
+                term = current_term;
+                // A member sends only changes. What it reported before is the baseline.
+                reports.record_states();
+            }
+            let Some(change) = self.next_change() else {
+                let pause = tokio::time::sleep(IDLE);
+                match stop.run_until_cancelled(pause).await {
+                    Some(()) => continue,
+                    None => return,
+                }
+            };
+            let mut result = webhook.post(&change).await;
+            match &result {
+                Ok(()) => self.counts.count(SENT),
+                // Only this change is wrong. Others must not wait for it.
+                Err(error) if error.is_permanent() => {
+                    self.counts.count(FAILED);
+                    tracing::warn!(error = %chain(error), subject = %change.name, "the receiver does not accept a notification");
+                    result = Ok(());
+                }
+                Err(_) => {
+                    self.counts.count(FAILED);
+                    self.changes().put_back(change, BootTime::now());
+                }
+            }
+            let pause = pace.pause_after(result.map(|()| NextRun::AsScheduled));
+            if stop.run_until_cancelled(pause).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Takes the next change that is due, if this hub leads.
+    fn next_change(&self) -> Option<Change> {
+        let now = BootTime::now();
+        let term = self.leader.term_since()?;
+        if !self.leader.may_write(now) {
+            return None;
+        }
+        self.changes().take(term, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_types::conditions::State as ConditionState;
+
+    use super::*;
+    use crate::edgecluster::credential_expiry::MemberCredential;
+    use crate::leader::LeaderState;
+
+    #[test]
+    fn member_conditions_include_all_credentials() {
+        let credentials = [MemberCredential::Agent, MemberCredential::Access];
+        for type_ in credentials.map(MemberCredential::condition) {
+            assert!(MEMBER_CONDITIONS.contains(&(Kind::Credential, type_)));
+        }
+    }
+
+    #[test]
+    fn only_leader_records_known_phases() {
+        let (leader_state, leader) = Leader::with_state(LeaderState::Standby { leader: None });
+        let state = Arc::new(State {
+            changes: Mutex::default(),
+            leader,
+            counts: NotificationCounts::default(),
+            allow_chart_skip: false,
+        });
+        let notifier = Notifier(Some(Arc::clone(&state)));
+        let key = TenantKey::new("default", "acme");
+        let report = |truth| TenantReport::new(1, ConditionState::new(truth, "Reason", ""));
+        let taken = || {
+            let term = state.leader.term_since()?;
+            let later = BootTime(BootTime::now().0 + 2 * changes::SETTLE);
+            let change = state.changes().take(term, later)?;
+            Some((change.from.into_owned(), change.to.into_owned()))
+        };
+        notifier.tenant("edge-1", &key, &report(Truth::False));
+        leader_state.send_replace(Leader::always_leading().state());
+        for truth in [Truth::Unknown, Truth::True, Truth::Unknown] {
+            notifier.tenant("edge-1", &key, &report(truth));
+            assert_eq!(taken(), None);
+        }
+        notifier.tenant("edge-1", &key, &report(Truth::False));
+        let expected = ("Ready".to_owned(), "Pending".to_owned());
+        assert_eq!(taken(), Some(expected));
+        // Without a webhook, nothing happens.
+        Notifier::default().tenant("edge-1", &key, &report(Truth::True));
+    }
+}
