@@ -16,6 +16,9 @@ use serde_json::{Map, Value};
 
 use crate::{condition_list, free_form, published::published};
 
+/// Most entries in `status.history`.
+pub const HISTORY_MAX: usize = 10;
+
 /// Desired state of the Tenant. A Tenant without a spec has all defaults.
 #[derive(
     CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize,
@@ -148,6 +151,10 @@ pub struct TenantStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cluster"]))]
     pub next_steps: Vec<NextStep>,
+    /// Last revisions of the release, newest first. Not set on the home cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = HISTORY_MAX), extend("x-kubernetes-list-type" = "atomic"))]
+    pub history: Vec<HistoryEntry>,
     /// Cluster on which the hub placed the Tenant. The hub records it before it creates the copy, and then uses no
     /// other cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -190,6 +197,72 @@ pub struct NextStep {
     /// Number of consecutive failed attempts.
     #[serde(default)]
     pub attempts: u32,
+}
+
+/// Revision of the release.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HistoryEntry {
+    /// Helm's number of the revision. After an uninstallation, the numbers start again at 1.
+    // Nothing could read a Tenant with a larger number.
+    #[schemars(range(max = u32::MAX))]
+    pub revision: u32,
+    /// Name of the chart. Not set if Krypton does not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub chart: Option<String>,
+    /// Version of the chart. Not set if Krypton does not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub chart_version: Option<String>,
+    /// Time at which Helm created the revision, by the clock of the cluster's API server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+    /// `Deployed`: the release runs it. `Superseded`: a later revision replaced it. `Failed`: the Helm run failed.
+    /// `RolledBack`: it failed, and Krypton rolled it back. `Pending`: Helm has not finished it, or was interrupted.
+    /// `Uninstalled`: Helm uninstalled it and kept its record. `Removed`: Helm's record of it is gone, for example
+    /// after an uninstallation. `Unknown`: Krypton does not know its status.
+    #[serde(default)]
+    pub outcome: RevisionOutcome,
+    /// `Install`: no release existed. `Chart`: the chart or its version differs from the previous revision. `Values`:
+    /// only the values or the repository differ. `Retry`: the previous revision failed with the same chart and values.
+    /// `Repair`: the chart and the values are the same, but another client changed the release, or Krypton was
+    /// interrupted. `Rollback`: Krypton rolled a failed upgrade back. `Helm`: a user or another program ran Helm.
+    /// `Unknown`: Krypton does not know the cause.
+    #[serde(default)]
+    pub cause: RevisionCause,
+}
+
+/// Outcome of a revision.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RevisionOutcome {
+    Deployed,
+    Superseded,
+    Failed,
+    RolledBack,
+    Pending,
+    Uninstalled,
+    Removed,
+    // Also each word of a later version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// Cause of a revision.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RevisionCause {
+    Install,
+    Chart,
+    Values,
+    Retry,
+    Repair,
+    Rollback,
+    Helm,
+    // Also each word of a later version.
+    #[default]
+    #[serde(other)]
+    Unknown,
 }
 
 /// Cluster on which the hub placed a Tenant.

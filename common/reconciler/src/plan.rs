@@ -2,12 +2,13 @@
 //! I/O.
 //!
 //! A plan takes three steps: `state` names the situation of the release, `action` chooses the action for it, and
-//! `conditions` words it for users. `coming` adds the time of the next plan, and `drift` the drift check. `refusal`
-//! replaces a plan that the API server has just refused.
+//! `conditions` words it for users. `coming` adds the time of the next plan, `history` the last revisions, and `drift`
+//! the drift check. `refusal` replaces a plan that the API server has just refused.
 
 mod action;
 mod conditions;
 mod drift;
+mod history;
 mod memory;
 mod next_step;
 mod ownership;
@@ -22,6 +23,7 @@ mod state;
 mod tests;
 mod view;
 
+use krypton_crds::tenant::HistoryEntry;
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{ClusterState, Truth};
 
@@ -46,6 +48,8 @@ pub struct Plan {
     pub state: ClusterState,
     /// The chart that the release runs, if the release is as desired.
     pub applied_chart: Option<String>,
+    /// The last revisions of the release, for the Tenant's status.
+    pub history: Vec<HistoryEntry>,
     /// Time of the next plan if nothing changes before.
     pub wake: Option<BootTime>,
     /// The next step to report.
@@ -72,9 +76,12 @@ pub fn plan(view: &View<'_>) -> Plan {
     let waits_for_others = release_state.waits_for_others();
     // The next step does not happen while the permit is missing or a pause lasts.
     let is_held = view.hold().is_some() && !matches!(release_state, ReleaseState::Leftovers(..));
+    // The announcement of a Helm run is written anyway.
+    let is_written = matches!(action, Action::Helm(_) | Action::InstallAgain);
     let plan = Plan {
         action,
         applied_chart: (settled && !is_announced(&state)).then(|| view.chart.applied_name()),
+        history: history::history(view, is_written || !is_announced(&state)),
         state,
         wake,
         next: next.filter(|_| !is_held),

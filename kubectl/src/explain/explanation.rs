@@ -6,7 +6,7 @@ mod member;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use krypton_crds::tenant::{Tenant, TenantStatus};
+use krypton_crds::tenant::{HistoryEntry, RevisionOutcome, Tenant, TenantStatus};
 use krypton_types::conditions::{self, PLACED, READY, State, TARGET_RESOLVED, Truth};
 use krypton_types::names::{ORPHAN_ANNOTATION, PAUSED_ANNOTATION, SELF_CLUSTER};
 use krypton_types::placed_tenant::placed_on;
@@ -27,6 +27,8 @@ const HUB_LEASE_MAX_AGE: i64 = 60;
 const EDGE_LEASE_MAX_AGE: i64 = 120;
 /// Maximum number of events in an explanation.
 const SHOWN_EVENTS: usize = 8;
+/// Maximum number of revisions in an explanation.
+const SHOWN_REVISIONS: usize = 3;
 /// With more members than this, healthy members share one line.
 const MAX_UNGROUPED_MEMBERS: usize = 3;
 
@@ -84,6 +86,7 @@ pub(super) fn explain(
     if member.is_none() {
         explainer.mention_omitted_members(key, &status, sources.members.len());
     }
+    explainer.explain_history(&status.history);
     explainer.explain_events(&sources.events);
     let is_ready = match &sources.member_report {
         Lookup::Found(report) => report.state.ready.truth == Truth::True,
@@ -364,6 +367,28 @@ impl Explainer {
                 "only the {shown} worst of {total} clusters are shown: kubectl krypton get tenant {name} -n {namespace} has a line for each"
             );
             self.add(Mark::Note, text);
+        }
+    }
+
+    /// Describes the last revisions of the release, which only the cluster that reconciles the Tenant records.
+    fn explain_history(&mut self, history: &[HistoryEntry]) {
+        for entry in history.iter().take(SHOWN_REVISIONS) {
+            let mark = match entry.outcome {
+                RevisionOutcome::Failed | RevisionOutcome::RolledBack => Mark::Note,
+                _ => Mark::Ok,
+            };
+            let chart = [&entry.chart, &entry.chart_version].into_iter().flatten();
+            let chart: String = chart.map(|text| format!(" {text}")).collect();
+            let time = entry.time.as_ref().map(|time| self.format_time(time.0));
+            let time = time.map_or_else(String::new, |time| format!(", {time}"));
+            let HistoryEntry {
+                revision,
+                outcome,
+                cause,
+                ..
+            } = entry;
+            let text = format!("revision {revision}{chart}: {outcome:?}, cause {cause:?}{time}");
+            self.add(mark, text);
         }
     }
 

@@ -18,10 +18,7 @@ fn now() -> Timestamp {
 }
 
 fn key() -> TenantKey {
-    TenantKey {
-        namespace: "default".to_owned(),
-        name: "acme".to_owned(),
-    }
+    TenantKey::new("default", "acme")
 }
 
 fn condition(type_: &str, status: &str, reason: &str, message: &str) -> Value {
@@ -374,10 +371,10 @@ fn tenant_conditions_are_explained_with_remedy() {
 
 #[test]
 fn each_member_state_has_its_text() {
-    let silent = with_condition(
-        edge_cluster(),
-        condition("Connected", "False", "AgentAway", "the agent is away"),
-    );
+    let member = |kind, status, reason, message| {
+        with_condition(edge_cluster(), condition(kind, status, reason, message))
+    };
+    let silent = member("Connected", "False", "AgentAway", "the agent is away");
     let cases: Vec<(Value, bool, &str)> = vec![
         (
             silent.clone(),
@@ -415,18 +412,12 @@ fn each_member_state_has_its_text() {
             "✗ banned: the hub rejects its agent and does not connect to it\n      → kubectl krypton unban edge-1",
         ),
         (
-            with_condition(
-                edge_cluster(),
-                condition("Healthy", "False", "Observing", "x holds the Lease"),
-            ),
+            member("Healthy", "False", "Observing", "x holds the Lease"),
             true,
             "! Observing: x holds the Lease\n      → another process",
         ),
         (
-            with_condition(
-                edge_cluster(),
-                condition("Healthy", "False", "DuplicateCluster", "as edge-2"),
-            ),
+            member("Healthy", "False", "DuplicateCluster", "as edge-2"),
             true,
             "! DuplicateCluster: as edge-2",
         ),
@@ -441,10 +432,7 @@ fn each_member_state_has_its_text() {
             "! it has applied no desired state yet; the hub sends 3.14: r/c:1",
         ),
         (
-            with_condition(
-                edge_cluster(),
-                condition("CertificateCurrent", "False", "ExpiresSoon", "in 2 d"),
-            ),
+            member("CertificateCurrent", "False", "ExpiresSoon", "in 2 d"),
             true,
             "! ExpiresSoon: in 2 d",
         ),
@@ -556,11 +544,8 @@ fn tenant_only_on_member_is_explained_from_report() {
     let sources = |state: ClusterState| ExplanationSources {
         tenant: Lookup::NotFound,
         member_report: Lookup::Found(TenantReport {
-            observed_generation: 1,
             applied_chart: "r/c:1".to_owned(),
-            state,
-            next: None,
-            handled_request: None,
+            ..TenantReport::new(1, state)
         }),
         ..sources_with_member(healthy_tenant(), edge_cluster())
     };
@@ -596,8 +581,16 @@ fn explain_works_without_home_tenant_and_on_edge() {
             "? the home cluster has no report of this Tenant there",
         ],
     );
+    let history = json!([{
+        "revision": 2, "chart": "echo", "chartVersion": "1.1.0", "time": "2026-11-23T00:30:00Z",
+        "outcome": "RolledBack", "cause": "Chart",
+    }]);
     let mut edge = sources_with_member(
-        with_field(healthy_tenant(), "/status/hubEpoch", Value::Null),
+        with_field(
+            with_field(healthy_tenant(), "/status/hubEpoch", Value::Null),
+            "/status/history",
+            history,
+        ),
         edge_cluster(),
     );
     edge.members.insert("edge-1".to_owned(), Lookup::NotFound);
@@ -629,6 +622,7 @@ fn explain_works_without_home_tenant_and_on_edge() {
             "! this is not the home cluster",
             line,
             "✓ Installed: release installed",
+            "! revision 2 echo 1.1.0: RolledBack, cause Chart, 2026-11-23T00:30:00Z (10m ago)",
         ];
         assert_explained(&edge, ready, &lines);
     }

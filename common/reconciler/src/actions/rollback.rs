@@ -90,11 +90,13 @@ impl ActionRunner {
             timeout: policy.helm_timeout,
             server_side: releases::decode(current)
                 .is_ok_and(|release_details| release_details.server_side),
+            // Helm must keep the failed revision, whose mark shows the rollback.
             history_max: revisions::history_limit(
                 policy.handling(&job.desired.handling).history_max,
                 &job.revisions,
                 &chart.fingerprint(),
-            ),
+            )
+            .max(3),
             values: chart.helm_values(),
             secret_paths: chart.secret_paths().to_vec(),
             cache_key: self.member.name.clone(),
@@ -122,11 +124,7 @@ impl ActionRunner {
         let message = match ended {
             _ if restored.is_some() => {
                 let message = format!("rolled back to revision {to}, because the upgrade failed");
-                let event = ObjectEvent {
-                    warning: true,
-                    reason: "HelmRolledBack",
-                    message,
-                };
+                let event = ObjectEvent::warning("HelmRolledBack", message);
                 self.emit_event(&job.owner, event);
                 return Ok(());
             }

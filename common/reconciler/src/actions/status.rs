@@ -66,6 +66,7 @@ impl ActionRunner {
                 job.desired.handling.allow_chart_skip,
                 clock::wall(),
             );
+            status.history.clone_from(&job.plan.history);
             // A process that only observed may remember an older request than the status has.
             if job.plan.handles_request && job.handled_request.is_some() {
                 status
@@ -96,11 +97,7 @@ impl ActionRunner {
                             &error
                         {
                             let message = message.clone();
-                            let event = ObjectEvent {
-                                warning: true,
-                                reason: "StatusUpdateFailed",
-                                message,
-                            };
+                            let event = ObjectEvent::warning("StatusUpdateFailed", message);
                             self.emit_event(&job.owner, event);
                         }
                         return Err(error);

@@ -152,7 +152,7 @@ pub(super) fn is_failed_install(revisions: &[&Revision], revision: &Revision) ->
             .any(|other| other.status == Status::Deployed)
 }
 
-fn is_install_run(revision: &Revision) -> bool {
+pub(super) fn is_install_run(revision: &Revision) -> bool {
     let is_install = |run: &String| run.starts_with(INSTALL_RUN);
     revision.run.as_ref().is_some_and(is_install)
 }

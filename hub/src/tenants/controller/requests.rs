@@ -66,6 +66,7 @@ pub(super) async fn send_write(
                     "status": status,
                 });
                 // A merge patch removes only fields that are null.
+                patch["status"]["history"] = json!(null);
                 patch["status"]["summary"] = json!(status.summary);
                 if status.next_steps.is_empty() {
                     patch["status"]["nextSteps"] = json!(null);
@@ -179,26 +180,12 @@ pub(super) fn record_events(recorder: &EventRecorder, written: &FinishedWrite) {
     let Some(tenant) = &written.object else {
         return;
     };
-    let orphaned = written.orphaned.as_deref().map(orphaned_event);
-    let phase = written.phase.as_deref().map(phase_event);
+    let orphaned = written.orphaned.as_deref();
+    let orphaned = orphaned.map(|message| ObjectEvent::warning("Orphaned", message));
+    let phase = written.phase.as_deref();
+    let phase = phase.map(|phase| ObjectEvent::normal(PHASE_SET, phase));
     for event in orphaned.into_iter().chain(phase) {
         recorder.record_event(tenant.object_ref(&()), event);
-    }
-}
-
-fn phase_event(phase: &str) -> ObjectEvent {
-    ObjectEvent {
-        warning: false,
-        reason: PHASE_SET,
-        message: phase.to_owned(),
-    }
-}
-
-fn orphaned_event(message: &str) -> ObjectEvent {
-    ObjectEvent {
-        warning: true,
-        reason: "Orphaned",
-        message: message.to_owned(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tests of the action for each state of a release.
 
+use krypton_crds::tenant::TenantStatus;
 use krypton_types::desired::handling::WaitPolicy;
 
 use super::*;
@@ -26,6 +27,25 @@ fn release_as_desired_is_left_unchanged() {
         plan.applied_chart.as_deref(),
         Some("https://charts.jetstack.io/cert-manager:1.19.1")
     );
+}
+
+#[test]
+fn history_precedes_run_and_omits_other_owner() {
+    let mut w = world().deployed();
+    let history = w.plan().history;
+    assert_eq!(history[0].chart.as_deref(), Some("cert-manager"));
+    w.desired.chart.version = "1.20.0".to_owned();
+    assert_eq!(w.plan().history, history, "the announcement has it");
+    w.tenant.status = Some(TenantStatus {
+        history: history.clone(),
+        ..TenantStatus::default()
+    });
+    w.revisions = vec![Revision {
+        owner_uid: Some("uid-2".to_owned()),
+        owner_namespace: Some("other".to_owned()),
+        ..w.own_revision(2, Status::Deployed)
+    }];
+    assert_eq!(w.plan().history, history, "it is not this Tenant's");
 }
 
 #[test]
