@@ -34,6 +34,7 @@ lint = $(if $(LINT),RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY
 # the same features, so cargo compiles nothing twice.
 debug = --features simulation
 simulation = cargo build $(CARGO_FLAGS) --workspace --bin sim $(debug)
+demo = cargo build $(CARGO_FLAGS) --workspace --bin demo --bin krypton-hub --bin krypton-agent --bin kubectl-krypton $(debug)
 # Each test runs in its own process.
 nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
 # Go and cargo run at the same time, as each leaves a core idle at times: $(call beside_tools,ARGUMENTS OF tools.sh,COMMANDS)
@@ -41,10 +42,10 @@ beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$too
 # Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help build man demo test placed members fuzz check format fmt tidy tools images e2e-kind bench shipped soak sim nightly deny console lint-console run run-pid stop clean rust
+.PHONY: help build man demo test placed members fuzz check format fmt tidy tools images e2e-kind bench shipped soak sim nightly release-dry-run deny console lint-console run run-pid stop clean rust
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 build: rust ## Build the programs for this machine, unoptimized
 	$(binaries) $(debug)
@@ -53,7 +54,7 @@ man: build ## Write the man pages of all programs into target/man
 	$(target)/debug/mangen $(target)/man
 
 demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; stop with Ctrl-C (DEMO_ARGS=--exit: exit after the last step)
-	$(call beside_tools,build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok,$(binaries) $(debug))
+	$(call beside_tools,build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok,$(demo))
 	$(target)/debug/demo $(DEMO_ARGS)
 
 # One build of everything keeps both cores busy. `cargo test` alone would build no examples, which tests run as programs.
@@ -119,6 +120,9 @@ nightly: rust ## Simulate a strike at each write and each kind of read, then new
 	$(simulation)
 	for plan in simulation/fleet/walks/*; do $(target)/debug/sim --walk --plan "$$plan"; done
 	$(target)/debug/sim --seed $$(date +%s)000000 --minutes $(MINUTES) --coverage
+
+release-dry-run: rust ## Build all files of a release into target/release-dry-run (RELEASE_TARGETS: Rust's targets for more systems)
+	hack/release.sh
 
 deny: rust ## Check licenses, sources and banned crates
 	"$$(hack/tools/cargo-tool.sh cargo-deny 0.20.2)" --workspace check bans licenses sources

@@ -43,7 +43,8 @@ enum Completion {
 
 /// Returns whether the shell started this program for completion.
 pub(super) fn is_requested(program: Option<&OsStr>) -> bool {
-    program.and_then(|program| Path::new(program).file_name())
+    // Without the extension of Windows.
+    program.and_then(|program| Path::new(program).file_stem())
         == Some(OsStr::new(COMPLETION_PROGRAM))
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct TargetArgs {
     /// Act as this user, as kubectl does
     #[arg(long = "as", value_name = "USER", global = true)]
     pub(crate) as_user: Option<String>,
-    /// Namespace of the objects, Helm release or agent that the command names; by default that of the context, for
+    /// Namespace of the objects, Helm release or agent in the command; by default that of the context, for
     /// migrate all namespaces, for an agent krypton-system
     #[arg(
         short,
@@ -277,7 +277,9 @@ fn kubeconfig_variable(env: Env<'_>) -> Vec<PathBuf> {
 }
 
 fn default_kubeconfig(env: Env<'_>) -> Option<PathBuf> {
-    env("HOME").map(|home| PathBuf::from(home).join(".kube/config"))
+    // Windows sets the second one.
+    let home = env("HOME").or_else(|| env("USERPROFILE"));
+    home.map(|home| PathBuf::from(home).join(".kube/config"))
 }
 
 #[cfg(test)]

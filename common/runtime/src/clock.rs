@@ -9,22 +9,34 @@ use jiff::Timestamp;
 pub struct BootTime(pub Duration);
 
 impl BootTime {
-    /// Reads CLOCK_BOOTTIME.
+    /// Reads CLOCK_BOOTTIME. On other systems than Linux, returns the time since the first call.
     pub fn now() -> Self {
         #[cfg(feature = "simulation")]
         if let Some(world) = crate::world::current() {
             return world.boot_time();
         }
-        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-        let nanos = u32::try_from(time.tv_nsec).unwrap_or_default();
-        Self(Duration::new(seconds, nanos))
+        Self(since_boot())
     }
 
     /// Returns the time since `earlier`, or zero if `earlier` is not in the past.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
+}
+
+#[cfg(target_os = "linux")]
+fn since_boot() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    let nanos = u32::try_from(time.tv_nsec).unwrap_or_default();
+    Duration::new(seconds, nanos)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn since_boot() -> Duration {
+    static FIRST_CALL: std::sync::LazyLock<std::time::Instant> =
+        std::sync::LazyLock::new(std::time::Instant::now);
+    FIRST_CALL.elapsed()
 }
 
 /// Reads the wall clock, for times that users read.

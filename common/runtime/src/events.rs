@@ -30,6 +30,23 @@ pub struct ObjectEvent {
     pub message: String,
 }
 
+impl ObjectEvent {
+    pub fn normal(reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            warning: false,
+            reason,
+            message: message.into(),
+        }
+    }
+
+    pub fn warning(reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            warning: true,
+            ..Self::normal(reason, message)
+        }
+    }
+}
+
 /// Sender of the event queue.
 #[derive(Clone, Debug)]
 pub struct EventRecorder {
@@ -214,11 +231,7 @@ mod tests {
     fn full_queue_rejects_event_until_space_is_free() {
         let (events, mut receiver) = EventRecorder::queue(2);
         let record = || {
-            let event = ObjectEvent {
-                warning: true,
-                reason: "Reason",
-                message: String::new(),
-            };
+            let event = ObjectEvent::warning("Reason", "");
             events.try_record(ObjectReference::default(), "Action", event)
         };
         assert!(record() && record());

@@ -347,6 +347,22 @@ fn charts_carry_identical_crds_and_shared_templates() {
     );
 }
 
+#[tokio::test]
+async fn release_requires_one_version_everywhere() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/release.sh");
+    let own = concat!("v", env!("CARGO_PKG_VERSION"));
+    for (tag, is_accepted) in [("", true), (own, true), ("v0.0.0", false)] {
+        let check = Invocation::new("bash")
+            .args([script, "check"])
+            .env("PATH", "/usr/bin:/bin")
+            .env("RELEASE_TAG", tag);
+        let error = check.output(HELM_DEADLINE).await.err();
+        let error = error.map(|error| format!("{error:#}"));
+        assert_eq!(error.is_none(), is_accepted, "{tag}: {error:?}");
+        assert!(error.is_none_or(|error| error.contains(tag)), "{tag}");
+    }
+}
+
 /// Starts a cluster with all prerequisites of the cases, and with the restricted Pod Security standard.
 async fn restricted_cluster(objects: &[Value]) -> TestResult<Cluster> {
     let cluster = Cluster::start("packaging", Parts::ControlPlane).await?;
