@@ -74,7 +74,8 @@ if [ -n "$(missing)" ] && ! command -v go >/dev/null; then
   exit 1
 fi
 
-export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath"
+# Fewer garbage collections save the Go compiler a fifth of its time.
+export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath" GOGC=400
 
 # wanted TOOL...: whether one of these tools is requested and missing.
 wanted() {
@@ -121,17 +122,22 @@ build() {
 
 stamp=k8s.io/component-base/version
 build kubernetes etcd -ldflags "-s -w" go.etcd.io/etcd/server/v3
+# Two builds at a time keep the cores busy while one of them links. The first build has compiled Go's own packages.
+{
+  build helm helm -ldflags "-s -w -X helm.sh/helm/v4/internal/version.version=v$helm" helm.sh/helm/v4/cmd/helm
+  build registry registry -ldflags "-s -w" .
+  build kstatus kstatus -ldflags "-s -w" .
+  build lua lua -ldflags "-s -w" .
+  # Without service discovery, which needs the libraries of all clouds.
+  build prometheus promtool -tags remove_all_sd -ldflags "-s -w" github.com/prometheus/prometheus/cmd/promtool
+} &
+others=$!
 build kubernetes "kube-apiserver kube-controller-manager kube-scheduler kubectl" \
   -ldflags "-s -w -X $stamp.gitVersion=v$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=$(cut -d. -f2 <<<"$kubernetes") -X $stamp.gitTreeState=clean" \
   k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl}
 build kubernetes kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kubernetes sigs.k8s.io/kwok)" sigs.k8s.io/kwok/cmd/kwok
 build kubernetes kubeconfig-secretreader -ldflags "-s -w" sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin
-build helm helm -ldflags "-s -w -X helm.sh/helm/v4/internal/version.version=v$helm" helm.sh/helm/v4/cmd/helm
-build registry registry -ldflags "-s -w" .
-build kstatus kstatus -ldflags "-s -w" .
-build lua lua -ldflags "-s -w" .
-# Without service discovery, which needs the libraries of all clouds.
-build prometheus promtool -tags remove_all_sd -ldflags "-s -w" github.com/prometheus/prometheus/cmd/promtool
+wait "$others"
 
 # Stages of kwok's module that let a fake node run pods.
 if [ ! -f "$root/kwok/ready" ]; then

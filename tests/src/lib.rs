@@ -34,7 +34,6 @@ pub mod registry;
 pub mod scenario;
 pub mod service_account;
 pub mod service_port;
-pub mod simulated_home;
 pub mod test_result;
 pub mod tools;
 pub mod wait;

@@ -25,7 +25,6 @@ use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_tests::simulated_home::SimulatedHome;
 use krypton_tests::{Merge as _, TestResult, eventually_within};
 use krypton_types::ca_rotation::{self, BlockReason, RotationPhase, RotationStage};
 use krypton_types::join_info::{JoinInfo, NAME as JOIN_INFO};
@@ -37,6 +36,8 @@ use kube::{Api, Client};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
 use tonic::{Code, Request, Status};
+
+use crate::simulated_home::SimulatedHome;
 
 const NAMESPACE: &str = "default";
 const HOUR: Duration = Duration::from_secs(60 * 60);

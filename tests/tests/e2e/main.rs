@@ -61,6 +61,7 @@ mod refusals;
 mod release_secrets;
 mod remediation;
 mod repair;
+mod simulated_home;
 mod slots;
 mod tampering;
 mod traces;

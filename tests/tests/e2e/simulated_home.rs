@@ -17,7 +17,7 @@ use serde_json::json;
 
 /// The API server. It serves no watches.
 #[derive(Clone, Debug)]
-pub struct SimulatedHome(Arc<Mutex<StoppableServer>>);
+pub(crate) struct SimulatedHome(Arc<Mutex<StoppableServer>>);
 
 #[derive(Debug)]
 struct StoppableServer {
@@ -30,7 +30,7 @@ impl SimulatedHome {
     ///
     /// # Errors
     /// Returns an error if the API server rejects them.
-    pub async fn start() -> Result<Self> {
+    pub(crate) async fn start() -> Result<Self> {
         let options = Options {
             name: "home".to_owned(),
             version: "v1.36.3".to_owned(),
@@ -59,7 +59,7 @@ impl SimulatedHome {
         Ok(home)
     }
 
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         let home = self.clone();
         let respond = move |request| {
             let home = home.clone();
@@ -69,7 +69,7 @@ impl SimulatedHome {
     }
 
     /// All later requests fail.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.state().stopped = true;
     }
 
