@@ -15,7 +15,7 @@ scenario() {
     sed -n 's/^.*scenarios.\([^:]*\).plan: [0-9.]* \([a-z-]*\):.*/\1 \2/p' | sort | head -1
 }
 
-# Prints the first of the seeds 1 to $1 that fails. Further arguments are those of the simulation.
+# Prints the first of the seeds 1 to $1 that fails. Further arguments are arguments of the simulation.
 first_failure() {
   most=$1
   shift
