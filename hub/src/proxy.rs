@@ -414,7 +414,7 @@ fn is_recorded_cluster(
         });
     } else {
         let message = format!(
-            "the kubeconfig leads to another cluster (UID {}) than the recorded one; correct the kubeconfig, or, if the cluster was rebuilt, run 'kubectl krypton join {name} --replace'",
+            "the cluster of the kubeconfig (UID {}) is not the recorded one; correct the kubeconfig, or, if you rebuilt the cluster, run 'kubectl krypton join {name} --replace'",
             connection.uid
         );
         set_resolved(

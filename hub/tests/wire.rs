@@ -51,7 +51,7 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::tls::{self, Credential};
 use krypton_runtime::watchdog::Watchdog;
-use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::conditions::{State, Truth};
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::desired::{ChartState, DesiredState};
 use krypton_types::member::MemberReport;
@@ -476,20 +476,11 @@ async fn link_error(agent: &mut Agent) -> String {
 }
 
 fn tenant(number: u32) -> TenantKey {
-    TenantKey {
-        namespace: "default".to_owned(),
-        name: format!("t{number:05}"),
-    }
+    TenantKey::new("default", format!("t{number:05}"))
 }
 
 fn installed(generation: i64) -> TenantReport {
-    TenantReport {
-        observed_generation: generation,
-        applied_chart: String::new(),
-        next: None,
-        handled_request: None,
-        state: ClusterState::from(State::new(Truth::True, "Installed", "")),
-    }
+    TenantReport::new(generation, State::new(Truth::True, "Installed", ""))
 }
 
 #[tokio::test]

@@ -144,10 +144,7 @@ mod tests {
     fn path_contains_only_given_parameters() {
         let all = TenantFilter::default();
         assert_eq!(all.path(None), "/debug/tenants.json?");
-        let key = TenantKey {
-            namespace: "default".to_owned(),
-            name: "acme".to_owned(),
-        };
+        let key = TenantKey::new("default", "acme");
         let one = TenantFilter {
             not_ready: true,
             ..TenantFilter::single("edge-1", &key)

@@ -232,10 +232,7 @@ impl v1::Tenant {
     /// Returns the key of the Tenant and its report, if any.
     pub fn read(self) -> Result<(TenantKey, Option<TenantReport>), WireError> {
         check_key("a Tenant", &self.namespace, &self.name)?;
-        let key = TenantKey {
-            namespace: self.namespace,
-            name: self.name,
-        };
+        let key = TenantKey::new(self.namespace, self.name);
         let Some(state) = self.state else {
             return Ok((key, None));
         };
@@ -314,10 +311,7 @@ impl v1::Deployment {
     /// Returns the key of the deployment and its report, if any.
     pub fn read(self) -> Result<(DeploymentKey, Option<DeploymentReport>), WireError> {
         check_key("a deployment", &self.namespace, &self.name)?;
-        let key = DeploymentKey {
-            namespace: self.namespace,
-            name: self.name,
-        };
+        let key = DeploymentKey::new(self.namespace, self.name);
         let Some(wire_state) = self.state else {
             return Ok((key, None));
         };
@@ -376,10 +370,7 @@ impl v1::Placed {
     /// Returns the key of the placed Tenant and its report, if any.
     pub fn read(self) -> Result<(TenantKey, Option<PlacedReport>), WireError> {
         check_key("a placed Tenant", &self.namespace, &self.name)?;
-        let key = TenantKey {
-            namespace: self.namespace,
-            name: self.name,
-        };
+        let key = TenantKey::new(self.namespace, self.name);
         let Some(wire_state) = self.state else {
             return Ok((key, None));
         };

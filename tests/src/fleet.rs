@@ -278,6 +278,12 @@ impl FleetClient {
         Ok(revisions)
     }
 
+    /// Waits until the newest revision has this number and is deployed.
+    pub async fn wait_deployed(&self, namespace: &str, release: &str, number: u32) -> Result<()> {
+        self.wait_for_revision(namespace, release, number, "deployed")
+            .await
+    }
+
     /// Waits until the newest revision has this number and this status.
     pub async fn wait_for_revision(
         &self,

@@ -194,7 +194,7 @@ impl FullReport {
 mod tests {
     use std::collections::BTreeMap;
 
-    use krypton_types::conditions::{ClusterState, State, Truth};
+    use krypton_types::conditions::{State, Truth};
     use krypton_types::deployment::DeploymentReport;
     use krypton_types::placed_tenant::PlacedReport;
     use krypton_types::tenant::{TenantKey, TenantReport};
@@ -203,20 +203,11 @@ mod tests {
     use super::*;
 
     fn key(name: u16) -> TenantKey {
-        TenantKey {
-            namespace: "default".to_owned(),
-            name: format!("t{name:04}"),
-        }
+        TenantKey::new("default", format!("t{name:04}"))
     }
 
     fn report(generation: i64) -> TenantReport {
-        TenantReport {
-            observed_generation: generation,
-            applied_chart: String::new(),
-            next: None,
-            handled_request: None,
-            state: ClusterState::from(State::new(Truth::True, "Installed", "")),
-        }
+        TenantReport::new(generation, State::new(Truth::True, "Installed", ""))
     }
 
     fn report_store(tenants: u16) -> ReportStore {
@@ -304,10 +295,7 @@ mod tests {
     #[test]
     fn heartbeat_digest_covers_tenants_deployments_and_placements() {
         let report_store = report_store(150);
-        let deployment = |name: u16| DeploymentKey {
-            namespace: "default".to_owned(),
-            name: format!("t{name:04}"),
-        };
+        let deployment = |name: u16| DeploymentKey::new("default", format!("t{name:04}"));
         for name in 0..150 {
             let deployment_report = DeploymentReport {
                 uid: format!("uid-{name}"),

@@ -3,7 +3,7 @@
 use krypton_proto::v1::{Desired, Drain, Heartbeat, Report, Resync, Roots};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::tls;
-use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::conditions::{State, Truth};
 use krypton_types::desired::ChartState;
 use krypton_types::tenant::{TenantKey, TenantReport};
 use tokio::task::JoinHandle;
@@ -71,20 +71,11 @@ fn version(generation: u64) -> Version {
 }
 
 fn key(name: &str) -> TenantKey {
-    TenantKey {
-        namespace: "default".to_owned(),
-        name: name.to_owned(),
-    }
+    TenantKey::new("default", name)
 }
 
 fn report(generation: i64) -> TenantReport {
-    TenantReport {
-        observed_generation: generation,
-        applied_chart: String::new(),
-        next: None,
-        handled_request: None,
-        state: ClusterState::from(State::new(Truth::True, "Installed", "")),
-    }
+    TenantReport::new(generation, State::new(Truth::True, "Installed", ""))
 }
 
 fn desired(generation: u64) -> DesiredState {

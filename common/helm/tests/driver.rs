@@ -67,8 +67,26 @@ async fn run_uninstall(
     helm.uninstall(slot, uninstall, stop).await
 }
 
-fn unused_stop() -> (StopHandle, StopSignal) {
-    StopHandle::new()
+/// Runs `helm upgrade`, and acts once the script has started. Returns the rest of its output.
+async fn upgrade_while(
+    stage: &Stage,
+    helm: &Helm,
+    stop: &StopSignal,
+    act: impl FnOnce(),
+) -> (Result<Option<String>, HelmError>, String) {
+    let upgrade = stage.upgrade();
+    let acting = async {
+        let output = stage.wait_for_start().await;
+        act();
+        output.rest().await
+    };
+    tokio::join!(run_upgrade(helm, &upgrade, stop), acting)
+}
+
+async fn uninstall_error(stage: &Stage, helm: &Helm) -> HelmError {
+    let (_handle, stop) = StopHandle::new();
+    let result = run_uninstall(helm, &stage.uninstall(), &stop).await;
+    result.unwrap_err()
 }
 
 fn entries(dir: &Path) -> usize {
@@ -92,7 +110,7 @@ readlink /proc/self/fd/0 >stdin
         std::env::var_os("CARGO_MANIFEST_DIR").is_some(),
         "run it with cargo test"
     );
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let helm = stage.helm().await;
     run_upgrade(&helm, &stage.upgrade(), &stop).await.unwrap();
 
@@ -178,7 +196,7 @@ async fn failure_keeps_stderr_tail_and_redacts_secrets() {
     let script = "i=0; while [ $i -lt 3000 ]; do echo 'a warning that is repeated quite often' >&2; \
                   i=$((i+1)); done; echo 'Error: UPGRADE FAILED: no way, hunter2' >&2; exit 1";
     let stage = Stage::new(script).await;
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let helm = stage.helm().await;
     let error = run_upgrade(&helm, &stage.upgrade(), &stop)
         .await
@@ -201,7 +219,7 @@ async fn helm_that_takes_memory_without_end_is_ended() {
     let script = "if head -c 2G /dev/zero | tail >/dev/null 2>&1; then exit 0; fi\n\
                   echo 'fatal error: runtime: out of memory' >&2; exit 2";
     let stage = Stage::new(script).await;
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let helm = stage.helm().await;
     let slot = helm.slot("edge-1", Priority::Low).await;
     let error = helm.upgrade(slot, &stage.upgrade(), &stop).await;
@@ -213,13 +231,10 @@ async fn helm_that_takes_memory_without_end_is_ended() {
 
 #[tokio::test]
 async fn missing_release_is_distinguished_from_other_failures() {
-    let (_handle, stop) = unused_stop();
     let gone = "echo 'Error: uninstall: Release not loaded: a: release: not found' >&2; exit 1";
     let stage = Stage::new(gone).await;
     let helm = stage.helm().await;
-    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
-        .await
-        .unwrap_err();
+    let error = uninstall_error(&stage, &helm).await;
     assert!(
         matches!(error, HelmError::ReleaseNotFound { .. }),
         "{error}"
@@ -228,9 +243,7 @@ async fn missing_release_is_distinguished_from_other_failures() {
 
     let stage = Stage::new("echo 'Error: Kubernetes cluster unreachable' >&2; exit 1").await;
     let helm = stage.helm().await;
-    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
-        .await
-        .unwrap_err();
+    let error = uninstall_error(&stage, &helm).await;
     assert!(matches!(error, HelmError::Failed { .. }), "{error}");
 }
 
@@ -238,7 +251,7 @@ async fn missing_release_is_distinguished_from_other_failures() {
 async fn run_past_deadline_is_killed_with_descendants() {
     let stage = Stage::new(&stubborn()).await;
     let helm = stage.helm().await.with_timeouts(short_timeouts());
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let upgrade = Upgrade {
         timeout: Duration::ZERO,
         ..stage.upgrade()
@@ -283,7 +296,7 @@ async fn helm_may_exit_gracefully_on_sigterm_at_deadline() {
         after_stop: TEST_TIMEOUT,
     };
     let helm = stage.helm().await.with_timeouts(timeouts);
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let upgrade = Upgrade {
         timeout: Duration::ZERO,
         ..stage.upgrade()
@@ -303,22 +316,18 @@ async fn helm_may_exit_gracefully_on_sigterm_at_deadline() {
 async fn kill_ends_process_group_and_blocks_new_runs() {
     let stage = Stage::new(&stubborn()).await;
     let helm = stage.helm().await;
-    let (handle, stop) = unused_stop();
-    let upgrade = stage.upgrade();
-    let run = run_upgrade(&helm, &upgrade, &stop);
-    let stopped = async {
-        let output = stage.wait_for_start().await;
+    let (handle, stop) = StopHandle::new();
+    let kill = || {
         handle.kill();
         handle.permit(BootTime(BootTime::now().0 + TEST_TIMEOUT));
-        output.rest().await
     };
-    let (result, output) = tokio::join!(run, stopped);
+    let (result, output) = upgrade_while(&stage, &helm, &stop, kill).await;
     assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
     assert_eq!(output, "");
 
     handle.kill();
     // A run would hang, because the test does not read the pipe.
-    let result = run_upgrade(&helm, &upgrade, &stop).await;
+    let result = run_upgrade(&helm, &stage.upgrade(), &stop).await;
     assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
 }
 
@@ -329,15 +338,8 @@ async fn soft_stop_sends_sigterm_and_then_kills() {
     );
     let stage = Stage::new(&script).await;
     let helm = stage.helm().await.with_timeouts(short_timeouts());
-    let (handle, stop) = unused_stop();
-    let upgrade = stage.upgrade();
-    let run = run_upgrade(&helm, &upgrade, &stop);
-    let stopped = async {
-        let output = stage.wait_for_start().await;
-        handle.soft();
-        output.rest().await
-    };
-    let (result, output) = tokio::join!(run, stopped);
+    let (handle, stop) = StopHandle::new();
+    let (result, output) = upgrade_while(&stage, &helm, &stop, || handle.soft()).await;
     assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
     assert_eq!(output, "asked\n");
 }
@@ -360,7 +362,7 @@ async fn a_soft_stop_lets_an_uninstall_end() {
         ..DriverTimeouts::default()
     };
     let helm = stage.helm().await.with_timeouts(timeouts);
-    let (handle, stop) = unused_stop();
+    let (handle, stop) = StopHandle::new();
     let uninstall = stage.uninstall();
     let run = run_uninstall(&helm, &uninstall, &stop);
     let stopped = async {
@@ -381,7 +383,7 @@ async fn a_soft_stop_lets_an_uninstall_end() {
 async fn dropped_run_future_kills_helm() {
     let stage = Stage::new(&stubborn()).await;
     let helm = stage.helm().await;
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let upgrade = stage.upgrade();
     let run = run_upgrade(&helm, &upgrade, &stop);
     let output = tokio::select! {
@@ -433,16 +435,10 @@ async fn helm_dies_at_deadline_while_driver_is_stopped() {
 async fn run_continues_when_its_permit_is_extended() {
     let stage = Stage::new("exec 3>pipe\necho started >&3\nsleep 6\necho done >&3").await;
     let helm = stage.helm().await;
-    let (handle, stop) = unused_stop();
+    let (handle, stop) = StopHandle::new();
     handle.permit(BootTime(BootTime::now().0 + Duration::from_secs(5)));
-    let upgrade = stage.upgrade();
-    let run = run_upgrade(&helm, &upgrade, &stop);
-    let extend = async {
-        let output = stage.wait_for_start().await;
-        handle.permit(BootTime(BootTime::now().0 + TEST_TIMEOUT));
-        output.rest().await
-    };
-    let (result, output) = tokio::join!(run, extend);
+    let extend = || handle.permit(BootTime(BootTime::now().0 + TEST_TIMEOUT));
+    let (result, output) = upgrade_while(&stage, &helm, &stop, extend).await;
     result.unwrap();
     assert_eq!(output, "done\n");
 }
@@ -451,7 +447,7 @@ async fn run_continues_when_its_permit_is_extended() {
 async fn run_with_expired_permit_is_not_started() {
     let stage = Stage::new(&stubborn()).await;
     let helm = stage.helm().await;
-    let (handle, stop) = unused_stop();
+    let (handle, stop) = StopHandle::new();
     handle.permit(BootTime::default());
     let result = run_upgrade(&helm, &stage.upgrade(), &stop).await;
     assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
@@ -465,7 +461,7 @@ async fn leftover_helm_children_are_killed_on_exit() {
     );
     let stage = Stage::new(&script).await;
     let helm = stage.helm().await;
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let uninstall = stage.uninstall();
     let run = run_uninstall(&helm, &uninstall, &stop);
     let read_output = async { stage.wait_for_start().await.rest().await };
@@ -483,15 +479,8 @@ async fn killed_run_leaves_no_zombies_to_init() {
     );
     let stage = Stage::new(&script).await;
     let helm = stage.helm().await;
-    let (handle, stop) = unused_stop();
-    let upgrade = stage.upgrade();
-    let run = run_upgrade(&helm, &upgrade, &stop);
-    let stopped = async {
-        let output = stage.wait_for_start().await;
-        handle.kill();
-        output.rest().await
-    };
-    let (result, _) = tokio::join!(run, stopped);
+    let (handle, stop) = StopHandle::new();
+    let (result, _) = upgrade_while(&stage, &helm, &stop, || handle.kill()).await;
     assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
     let pids = std::fs::read_to_string(stage.path("numbers")).unwrap();
     let remaining: Vec<&str> = pids
@@ -510,7 +499,7 @@ async fn helm_concurrency_is_limited_and_slots_are_freed() {
         ..stage.config()
     };
     let helm = Helm::new(config).await.unwrap();
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let (first, _second) = (
         helm.slot("edge-1", Priority::Low).await,
         helm.slot("edge-1", Priority::Low).await,
@@ -529,21 +518,16 @@ async fn helm_concurrency_is_limited_and_slots_are_freed() {
 
 #[tokio::test]
 async fn killed_and_unstartable_helm_are_distinguished() {
-    let (_handle, stop) = unused_stop();
     let stage = Stage::new("kill -9 $$").await;
     let helm = stage.helm().await;
-    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
-        .await
-        .unwrap_err();
+    let error = uninstall_error(&stage, &helm).await;
     assert!(
         matches!(error, HelmError::Killed { signal: 9, .. }),
         "{error}"
     );
 
     std::fs::remove_file(stage.path("helm")).unwrap();
-    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
-        .await
-        .unwrap_err();
+    let error = uninstall_error(&stage, &helm).await;
     assert!(matches!(error, HelmError::Missing { .. }), "{error}");
     assert!(error.is_local(), "{error}");
 
@@ -561,9 +545,7 @@ async fn killed_and_unstartable_helm_are_distinguished() {
     })
     .await
     .unwrap();
-    let error = run_uninstall(&helm, &stage.uninstall(), &stop)
-        .await
-        .unwrap_err();
+    let error = uninstall_error(&stage, &helm).await;
     assert!(matches!(error, HelmError::Spawn { .. }), "{error}");
 }
 
@@ -605,7 +587,7 @@ async fn unsupported_helm_version_is_rejected_with_remedy() {
 
 #[tokio::test]
 async fn helm_binary_swap_loss_and_return_are_detected() {
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let stage = Stage::new("exit 0").await;
     let helm = stage.helm().await;
     let run = async || {
@@ -650,7 +632,7 @@ async fn missing_run_folder_is_recreated_and_unusable_reported() {
 
 #[tokio::test]
 async fn undecodable_secret_is_distinguished_from_unreachable_cluster() {
-    let (_handle, stop) = unused_stop();
+    let (_handle, stop) = StopHandle::new();
     let get = |stage: &Stage| GetMetadata {
         kubeconfig: stage.path("kubeconfig"),
         release: "acme".to_owned(),

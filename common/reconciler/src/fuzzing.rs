@@ -70,10 +70,7 @@ pub fn record(bytes: &[u8]) -> Option<String> {
         promise!(action == RecordAction::AlreadyRecorded, "{action:?}");
         promise!(desired.size() == written.len(), "{} bytes", desired.size());
     }
-    let release = |name: &str| ReleaseKey {
-        namespace: "acme".to_owned(),
-        name: name.to_owned(),
-    };
+    let release = |name: &str| ReleaseKey::new("acme", name);
     let digests_of =
         |release, content: &[u8]| record::digests_in(&secret(record::KEY, content), &release);
     let mut record = ReleaseRecord::default();

@@ -219,10 +219,7 @@ mod tests {
     }
 
     fn key(name: &str) -> OwnerKey {
-        OwnerKey::Tenant(TenantKey {
-            namespace: "default".to_owned(),
-            name: name.to_owned(),
-        })
+        OwnerKey::Tenant(TenantKey::new("default", name))
     }
 
     fn request(action: Action) -> HelmRequest {

@@ -267,10 +267,7 @@ impl Index {
 
     /// Returns the owners that use the namespace, for any release.
     pub fn workspace_users(&self, namespace: &str) -> BTreeSet<OwnerKey> {
-        let first = ReleaseKey {
-            namespace: namespace.to_owned(),
-            name: String::new(),
-        };
+        let first = ReleaseKey::new(namespace, "");
         self.claimants_by_release
             .range(first..)
             .take_while(|(key, _)| key.namespace == namespace)
@@ -549,10 +546,10 @@ impl From<ObjectMeta> for AnyObjectMeta {
 pub fn tenant_key(meta: &ObjectMeta) -> Option<TenantKey> {
     let valid_name =
         |name: &Option<String>| name.clone().filter(|name| name.len() <= MAX_NAME_BYTES);
-    Some(TenantKey {
-        namespace: valid_name(&meta.namespace)?,
-        name: valid_name(&meta.name)?,
-    })
+    Some(TenantKey::new(
+        valid_name(&meta.namespace)?,
+        valid_name(&meta.name)?,
+    ))
 }
 
 /// Returns the resourceVersion as a number. The Kubernetes API guarantees that versions are comparable since 1.35

@@ -184,10 +184,7 @@ impl ReleaseOwner {
                 namespace: tenant.workspace().to_owned(),
                 name: names::tenant_release(self.name(), cluster),
             },
-            Self::Deployment(order) => ReleaseKey {
-                namespace: order.workspace().to_owned(),
-                name: order.release(),
-            },
+            Self::Deployment(order) => ReleaseKey::new(order.workspace(), order.release()),
         }
     }
 

@@ -338,7 +338,7 @@ impl ReportStore {
     }
 }
 
-/// Returns the chart that this member last applied. At home, `last_applied_chart` can be that of another member.
+/// Returns the chart that this member last applied. At home, `last_applied_chart` can come from a different member.
 fn recorded_chart(status: &TenantStatus) -> Option<String> {
     if status.clusters.is_empty() {
         return status.last_applied_chart.clone();
@@ -351,7 +351,7 @@ fn recorded_chart(status: &TenantStatus) -> Option<String> {
 mod tests {
     use std::sync::Arc;
 
-    use krypton_types::conditions::{ClusterState, State, Truth};
+    use krypton_types::conditions::{State, Truth};
 
     use super::*;
 
@@ -374,24 +374,11 @@ mod tests {
     }
 
     fn key(name: &str) -> TenantKey {
-        TenantKey {
-            namespace: "default".to_owned(),
-            name: name.to_owned(),
-        }
+        TenantKey::new("default", name)
     }
 
     fn report(generation: i64) -> TenantReport {
-        TenantReport {
-            observed_generation: generation,
-            applied_chart: String::new(),
-            next: None,
-            handled_request: None,
-            state: ClusterState::from(State {
-                truth: Truth::True,
-                reason: "Installed".to_owned(),
-                message: String::new(),
-            }),
-        }
+        TenantReport::new(generation, State::new(Truth::True, "Installed", ""))
     }
 
     #[tokio::test]

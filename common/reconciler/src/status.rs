@@ -68,11 +68,7 @@ pub fn phase_event(
     let phase = |state| conditions::phase(state, allow_chart_skip);
     // A new object starts as Pending.
     let (from, to) = (previous.map_or(Phase::Pending, phase), phase(current));
-    (from != to).then(|| ObjectEvent {
-        warning: false,
-        reason: PHASE_SET,
-        message: to.to_string(),
-    })
+    (from != to).then(|| ObjectEvent::normal(PHASE_SET, to.to_string()))
 }
 
 /// Returns the events between two states of one Tenant on one member, except `PhaseSet`.
@@ -306,11 +302,7 @@ mod tests {
                 resource_version: String::new(),
                 created: None,
             });
-            let event = ObjectEvent {
-                warning: false,
-                reason: started,
-                message: String::new(),
-            };
+            let event = ObjectEvent::normal(started, "");
             let event = reinstallation_event(owner, newest.as_ref(), event);
             assert_eq!(event.reason, expected, "{owner:?} {newest:?}");
         }

@@ -17,6 +17,15 @@ pub struct DeploymentKey {
     pub name: String,
 }
 
+impl DeploymentKey {
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
 impl fmt::Display for DeploymentKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
@@ -65,10 +74,7 @@ pub const PASSED_ANNOTATIONS: [&str; 3] = [
 
 impl DesiredDeployment {
     pub fn key(&self) -> DeploymentKey {
-        DeploymentKey {
-            namespace: self.namespace.clone(),
-            name: self.name.clone(),
-        }
+        DeploymentKey::new(&self.namespace, &self.name)
     }
 
     /// Size of the JSON in bytes.

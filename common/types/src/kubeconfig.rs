@@ -144,7 +144,7 @@ pub enum KubeconfigError {
         list: &'static str,
         name: String,
     },
-    #[error("{list} has the name {name} more than once: leave one of them")]
+    #[error("{list} has the name {name} more than once: keep one of them")]
     Duplicate { list: &'static str, name: String },
     #[error("{path} is not allowed: {remedy}")]
     Forbidden { path: String, remedy: &'static str },
@@ -154,7 +154,7 @@ pub enum KubeconfigError {
         "{path} has no credential: set token, or client-certificate-data and client-key-data; anonymous access is refused"
     )]
     NoCredential { path: String },
-    #[error("{path} has expired on {expires}: put a kubeconfig with a new one into its place")]
+    #[error("{path} expired on {expires}: replace the kubeconfig with a newer one")]
     Expired { path: String, expires: Timestamp },
     #[error(
         "{path} is not valid before {not_before}, and the local time is {now}; wait, or correct the clock"

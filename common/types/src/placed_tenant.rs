@@ -68,10 +68,7 @@ impl PlacedTenant {
 
     /// Namespace and name, which are the same on the member and on the home cluster.
     pub fn key(&self) -> TenantKey {
-        TenantKey {
-            namespace: self.namespace.clone(),
-            name: self.name.clone(),
-        }
+        TenantKey::new(&self.namespace, &self.name)
     }
 }
 

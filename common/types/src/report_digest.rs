@@ -88,24 +88,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::conditions::{ClusterState, State, Truth};
+    use crate::conditions::{State, Truth};
     use crate::tenant::TenantReport;
 
     fn key(name: u8) -> TenantKey {
-        TenantKey {
-            namespace: "default".to_owned(),
-            name: format!("t{name}"),
-        }
+        TenantKey::new("default", format!("t{name}"))
     }
 
     fn report(generation: i64) -> TenantReport {
-        TenantReport {
-            observed_generation: generation,
-            applied_chart: String::new(),
-            next: None,
-            handled_request: None,
-            state: ClusterState::from(State::new(Truth::True, "Installed", "")),
-        }
+        TenantReport::new(generation, State::new(Truth::True, "Installed", ""))
     }
 
     proptest! {

@@ -19,6 +19,15 @@ pub struct TenantKey {
     pub name: String,
 }
 
+impl TenantKey {
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
 impl fmt::Display for TenantKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
@@ -156,6 +165,17 @@ impl UpcomingStepKind {
 }
 
 impl TenantReport {
+    /// Creates a report without a chart, a next step and a handled request.
+    pub fn new(observed_generation: i64, state: impl Into<ClusterState>) -> Self {
+        Self {
+            observed_generation,
+            applied_chart: String::new(),
+            state: state.into(),
+            next: None,
+            handled_request: None,
+        }
+    }
+
     /// Returns the report with every text cut to [`MESSAGE_MAX`] bytes, as it is sent, compared and stored.
     #[must_use]
     pub fn trimmed(mut self) -> Self {

@@ -121,24 +121,7 @@ impl EnrollmentError {
 
     /// Whether the caller is at fault: a guess, or a credential that is not valid here.
     pub(crate) fn is_refusal(&self) -> bool {
-        match self {
-            Self::Request(_)
-            | Self::ClusterUid
-            | Self::Refused(_)
-            | Self::Name { .. }
-            | Self::Banned { .. }
-            | Self::AnotherCluster { .. } => true,
-            Self::Busy
-            | Self::Throttled(_)
-            | Self::Renewing
-            | Self::Replaced
-            | Self::Deadline
-            | Self::Token(_)
-            | Self::EdgeCluster { .. }
-            | Self::TooManyConflicts { .. }
-            | Self::BeingDeleted { .. }
-            | Self::Sign(_) => false,
-        }
+        self.refusal_action().is_some()
     }
 
     /// Whether the failure counts against the caller's rate limit.
@@ -148,7 +131,11 @@ impl EnrollmentError {
 
     /// Returns the action of the event. Events with the same action and member are aggregated.
     pub(crate) fn event_action(&self) -> &'static str {
-        match self {
+        self.refusal_action().unwrap_or("PutOff")
+    }
+
+    fn refusal_action(&self) -> Option<&'static str> {
+        Some(match self {
             Self::Refused(refusal) => refusal.event_action(),
             Self::Request(_) => "RequestInvalid",
             Self::ClusterUid => "ClusterUIDInvalid",
@@ -164,8 +151,8 @@ impl EnrollmentError {
             | Self::EdgeCluster { .. }
             | Self::TooManyConflicts { .. }
             | Self::BeingDeleted { .. }
-            | Self::Sign(_) => "PutOff",
-        }
+            | Self::Sign(_) => return None,
+        })
     }
 }
 
@@ -410,7 +397,7 @@ fn check_may_join(
                 member = cluster,
                 known,
                 found = cluster_uid,
-                "another cluster asked for a certificate"
+                "another cluster requested a certificate"
             );
             Err(EnrollmentError::AnotherCluster { cluster })
         }

@@ -147,7 +147,7 @@ fn check_rate(member: &Member, asking: RequestKind) -> Result<(), Status> {
                 RequestKind::Chart => "a chart",
             };
             Status::resource_exhausted(format!(
-                "this member has asked for {resource} too often; try again in {} s",
+                "this member has requested {resource} too often; retry in {} s",
                 wait.as_secs() + 1
             ))
         })

@@ -40,7 +40,7 @@ pub enum JoinInfoError {
         source: ApiError,
     },
     #[error(
-        "ConfigMap {namespace}/{NAME} is changed by another client all the time; find and stop that client"
+        "another client keeps changing ConfigMap {namespace}/{NAME}; find and stop that client"
     )]
     TooManyConflicts { namespace: String },
 }

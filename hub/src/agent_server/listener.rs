@@ -63,7 +63,7 @@ pub const LISTEN_FLAG: &str = "--listen";
 
 #[derive(Debug, Error)]
 pub enum ListenerError {
-    #[error("making the hub's certificate failed")]
+    #[error("failed to create the hub's certificate")]
     Certificate(#[source] AuthorityError),
     #[error("the hub's certificate cannot be used")]
     Tls(#[source] tls::TlsError),
@@ -347,7 +347,7 @@ enum ConnectionRefusal {
     TooManyUnauthenticated(usize),
     #[error("too many unauthenticated connections of this address (limit: {0})")]
     TooManyOfAddress(usize),
-    #[error("too many handshakes with this address one after the other")]
+    #[error("too many handshakes with this address in a row")]
     HandshakeRate,
     #[error("cluster {cluster} has {limit} connections already")]
     TooManyOfMember { cluster: String, limit: usize },

@@ -58,7 +58,7 @@ pub(super) async fn prepare(
     if !settings.ensure_watch_crds
         && let Err(error) = crd::upgrade_existing(client, &KryptonDeployment::crd()).await
     {
-        tracing::warn!(error = %chain(&error), "the CRD of KryptonDeployments is not brought up to date");
+        tracing::warn!(error = %chain(&error), "failed to update the CRD of KryptonDeployments");
     }
     true
 }

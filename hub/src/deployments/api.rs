@@ -67,7 +67,7 @@ pub(super) async fn write(
         && let Err(error) =
             krypton_runtime::crd::upgrade_existing(&client, &KryptonDeployment::crd()).await
     {
-        tracing::warn!(error = %chain(&error), "the CRD of KryptonDeployments is not brought up to date");
+        tracing::warn!(error = %chain(&error), "failed to update the CRD of KryptonDeployments");
     }
     let (object, events) = match response {
         Some(WriteResponse::Written(object)) => (Some(object), events),
@@ -296,10 +296,7 @@ mod tests {
         ];
         for (read, stored, keeps_placements, request, requests, expected) in table {
             let case = format!("{read:?} {stored:?} {keeps_placements} {request:?}");
-            let key = DeploymentKey {
-                namespace: "accounts".to_owned(),
-                name: "acme".to_owned(),
-            };
+            let key = DeploymentKey::new("accounts", "acme");
             let (client, log) = home(object(stored), keeps_placements).await;
             let result = write(client, key, Arc::new(object(read)), request, Vec::new()).await;
             assert_eq!(*log.lock().unwrap(), requests, "{case}");

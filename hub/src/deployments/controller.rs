@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::deployments::api::{DeploymentDeletion, DeploymentWriteResult};
 use crate::deployments::events::RecordedEvents;
-use crate::deployments::plan::{ClusterView, DeploymentView, Site, decide, warning_event};
+use crate::deployments::plan::{ClusterView, DeploymentView, Site, decide};
 use crate::deployments::target::{
     self, MemberIndex, SelectionInputs, TargetReference, target_reference,
 };
@@ -415,7 +415,7 @@ impl DeploymentStore {
             request_span(&key, &entry.object).in_scope(|| tracing::warn!("{CRD_OUTDATED}"));
             record_events(
                 &entry.object,
-                vec![warning_event("CrdOutdated", CRD_OUTDATED)],
+                vec![ObjectEvent::warning("CrdOutdated", CRD_OUTDATED)],
                 recorder,
             );
         }

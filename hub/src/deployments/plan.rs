@@ -55,21 +55,6 @@ pub(super) struct DeploymentView<'a> {
     pub(super) now: Timestamp,
 }
 
-fn normal_event(reason: &'static str, message: impl Into<String>) -> ObjectEvent {
-    ObjectEvent {
-        warning: false,
-        reason,
-        message: message.into(),
-    }
-}
-
-pub(super) fn warning_event(reason: &'static str, message: impl Into<String>) -> ObjectEvent {
-    ObjectEvent {
-        warning: true,
-        ..normal_event(reason, message)
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct DeploymentDecision {
     /// By member.
@@ -250,7 +235,7 @@ impl DeploymentView<'_> {
                 placements.push(target.placement.clone());
                 let (cluster, region) = (&target.placement.cluster, self.region());
                 let message = format!("routed to cluster {cluster} of region {region}");
-                events.push(normal_event("Routing", message));
+                events.push(ObjectEvent::normal("Routing", message));
             }
         } else {
             // No information requires a move, so the release stays. A member that no longer allows this
@@ -271,8 +256,8 @@ impl DeploymentView<'_> {
         let finalizer_events = finalizers.as_ref().map(|_| {
             let message = format!("account {} accepted", self.object.spec.account.name);
             vec![
-                normal_event("AccountValidated", message),
-                normal_event("FinalizerAdded", names::DEPLOYMENT_FINALIZER),
+                ObjectEvent::normal("AccountValidated", message),
+                ObjectEvent::normal("FinalizerAdded", names::DEPLOYMENT_FINALIZER),
             ]
         });
         let assessment = match target {
@@ -312,7 +297,7 @@ impl DeploymentView<'_> {
                     false => clusters.join(", "),
                 };
                 let message = format!("kept {release} on {clusters}: {cause}");
-                events.push(warning_event("Orphaned", message));
+                events.push(ObjectEvent::warning("Orphaned", message));
             }
         } else if has_finalizer {
             let unrecorded_target = self.target.as_ref().ok().filter(|_| is_unrecorded);
@@ -338,7 +323,7 @@ impl DeploymentView<'_> {
         let is_done = placements.is_empty() && !is_target_unknown;
         let finalizers = self.changed_finalizers(has_finalizer && !is_done);
         let finalizer_events = finalizers.as_ref().map(|_| {
-            events.push(normal_event(
+            events.push(ObjectEvent::normal(
                 "FinalizerRemoved",
                 names::DEPLOYMENT_FINALIZER,
             ));
@@ -387,13 +372,13 @@ impl DeploymentView<'_> {
                 .map(|stored| &stored.report.state.ready);
             let uninstalled = ready.filter(|ready| ready.reason == reason::UNINSTALLED);
             let how = uninstalled.map_or("release uninstalled", |ready| &ready.message);
-            return normal_event("HelmUninstalled", format!("cluster {cluster}: {how}"));
+            return ObjectEvent::normal("HelmUninstalled", format!("cluster {cluster}: {how}"));
         }
         let message = format!(
             "kept {} on {cluster}: the KryptonDeployment has the orphan annotation",
             self.release_description()
         );
-        warning_event("Orphaned", message)
+        ObjectEvent::warning("Orphaned", message)
     }
 }
 

@@ -131,7 +131,7 @@ impl PollResult {
 /// Why the files cannot be listed.
 #[derive(Debug, thiserror::Error)]
 enum PollError {
-    #[error("{path} is not there; mount it, or correct --kubeconfig-paths", path = path.display())]
+    #[error("{path} is missing; mount it, or correct --kubeconfig-paths", path = path.display())]
     Absent { path: PathBuf },
     #[error("failed to read {path}; grant the hub's user the right to read it, or correct --kubeconfig-paths", path = path.display())]
     Unreadable {

@@ -79,7 +79,7 @@ impl ApiKind {
     async fn served(&self, client: &Client) -> Result<ApiResource, WatchError> {
         for version in self.versions {
             let group_version = format!("{}/{version}", self.group);
-            let attempt = format!("finding out which versions of {} are served", self.group);
+            let attempt = format!("reading the served versions of {}", self.group);
             let resources = client.list_api_group_resources(&group_version);
             let list = match call(attempt, resources).await {
                 Err(error) if error.code() == Some(404) => continue,

@@ -54,7 +54,7 @@ pub(super) fn report_waiting(
     now: BootTime,
 ) {
     let message = format!(
-        "the hub does not connect by spec.sourceRef until an operator accepts the member; run: kubectl krypton accept {name}"
+        "the source in spec.sourceRef is not accepted, so the hub does not connect; to accept the member, run: kubectl krypton accept {name}"
     );
     let state = State::new(Truth::False, reason::NOT_ACCEPTED, message.clone());
     let mut is_new = false;

@@ -178,14 +178,21 @@ mod tests {
         }
     }
 
+    impl DesiredStatePublisher {
+        fn publish(
+            &mut self,
+            current: Option<&PublishedState>,
+            inputs: &MemberInputs<'_>,
+        ) -> Option<PublishedState> {
+            self.next(current, 1, inputs, MemberOrder::default(), BootTime::now())
+        }
+    }
+
     #[test]
     fn member_override_leaves_shared_desired_state_unchanged() {
         let mut publisher = DesiredStatePublisher::default();
-        let (now, order) = (BootTime::now(), MemberOrder::default());
         let (all, member_chart) = (chart(1), chart(2));
-        let first = publisher
-            .next(None, 1, &shared_inputs(&all), order, now)
-            .unwrap();
+        let first = publisher.publish(None, &shared_inputs(&all)).unwrap();
         let inputs = MemberInputs {
             chart: &member_chart,
             is_override: true,
@@ -193,23 +200,14 @@ mod tests {
             deployments: &[],
             placed: &[],
         };
-        let specific = publisher
-            .next(Some(&first), 1, &inputs, order, now)
-            .unwrap();
+        let specific = publisher.publish(Some(&first), &inputs).unwrap();
         assert!(specific.desired.version > first.desired.version);
-        assert!(
-            publisher
-                .next(Some(&specific), 1, &inputs, order, now)
-                .is_none()
-        );
-        let second = publisher
-            .next(None, 1, &shared_inputs(&all), order, now)
-            .unwrap();
+        assert!(publisher.publish(Some(&specific), &inputs).is_none());
+        let second = publisher.publish(None, &shared_inputs(&all)).unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
         // A member without its override gets the shared chart, with a later version than its own.
-        let shared_again = publisher
-            .next(Some(&specific), 1, &shared_inputs(&all), order, now)
-            .unwrap();
+        let shared_again = publisher.publish(Some(&specific), &shared_inputs(&all));
+        let shared_again = shared_again.unwrap();
         assert_eq!(shared_again.desired.chart, *all);
         assert!(shared_again.desired.version > specific.desired.version);
     }
@@ -217,10 +215,8 @@ mod tests {
     #[test]
     fn orders_reach_their_member_and_changes_bump_version() {
         let mut publisher = DesiredStatePublisher::default();
-        let (now, order, all) = (BootTime::now(), MemberOrder::default(), chart(1));
-        let first = publisher
-            .next(None, 1, &shared_inputs(&all), order, now)
-            .unwrap();
+        let all = chart(1);
+        let first = publisher.publish(None, &shared_inputs(&all)).unwrap();
         let mut orders = [DesiredDeployment {
             name: "acme".to_owned(),
             ..DesiredDeployment::default()
@@ -234,17 +230,15 @@ mod tests {
                 ..shared_inputs(chart)
             }
         }
-        let specific = publisher.next(Some(&first), 1, &inputs(&all, &orders), order, now);
+        let specific = publisher.publish(Some(&first), &inputs(&all, &orders));
         let specific = specific.unwrap();
         assert_eq!(specific.desired.deployments, orders);
-        let again = publisher.next(Some(&specific), 1, &inputs(&all, &orders), order, now);
+        let again = publisher.publish(Some(&specific), &inputs(&all, &orders));
         assert!(again.is_none());
-        let other = publisher
-            .next(None, 1, &shared_inputs(&all), order, now)
-            .unwrap();
+        let other = publisher.publish(None, &shared_inputs(&all)).unwrap();
         assert!(Arc::ptr_eq(&first.desired, &other.desired));
         orders[0].remove = true;
-        let removes = publisher.next(Some(&specific), 1, &inputs(&all, &orders), order, now);
+        let removes = publisher.publish(Some(&specific), &inputs(&all, &orders));
         assert!(removes.unwrap().desired.version > specific.desired.version);
     }
 
@@ -254,48 +248,21 @@ mod tests {
             no_cross_namespace_refs: true,
             default_service_account: "installer".to_owned(),
         };
-        let (now, order) = (BootTime::now(), MemberOrder::default());
-        let plain =
-            DesiredStatePublisher::default().next(None, 1, &shared_inputs(&chart(1)), order, now);
+        let plain = DesiredStatePublisher::default().publish(None, &shared_inputs(&chart(1)));
         let mut publisher = DesiredStatePublisher::default().with_lockdown(lockdown.clone());
-        let locked = publisher.next(plain.as_ref(), 1, &shared_inputs(&chart(1)), order, now);
+        let locked = publisher.publish(plain.as_ref(), &shared_inputs(&chart(1)));
         assert_eq!(locked.unwrap().desired.lockdown, lockdown);
     }
 
     #[test]
     fn members_with_equal_orders_share_desired_state() {
         let mut publisher = DesiredStatePublisher::default();
-        let now = BootTime::now();
-        let first = publisher
-            .next(
-                None,
-                1,
-                &shared_inputs(&chart(1)),
-                MemberOrder::default(),
-                now,
-            )
-            .unwrap();
-        let second = publisher
-            .next(
-                None,
-                1,
-                &shared_inputs(&chart(1)),
-                MemberOrder::default(),
-                now,
-            )
-            .unwrap();
+        let all = chart(1);
+        let first = publisher.publish(None, &shared_inputs(&all)).unwrap();
+        let second = publisher.publish(None, &shared_inputs(&all)).unwrap();
         assert!(Arc::ptr_eq(&first.desired, &second.desired));
-        assert!(
-            publisher
-                .next(
-                    Some(&first),
-                    1,
-                    &shared_inputs(&chart(1)),
-                    MemberOrder::default(),
-                    now
-                )
-                .is_none()
-        );
+        let third = publisher.publish(Some(&first), &shared_inputs(&all));
+        assert!(third.is_none());
     }
 
     proptest! {

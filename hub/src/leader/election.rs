@@ -290,15 +290,15 @@ mod tests {
             })
         }
 
+        fn takes_epoch(&mut self, lease: &LeaseState, now: f64) -> bool {
+            self.observe(lease, now, None).take_epoch
+        }
+
         /// Leads since 100 s with epoch 7, in term 1.
         fn leading() -> Self {
             let mut candidate = Self::new();
             candidate.observe(&other_lease(), 90.0, None);
-            assert!(
-                candidate
-                    .observe(&our_lease(100.0, 1), 100.0, None)
-                    .take_epoch
-            );
+            assert!(candidate.takes_epoch(&our_lease(100.0, 1), 100.0));
             candidate.observe(&our_lease(100.0, 1), 100.1, Some(Ok(7)));
             assert_eq!(candidate.summary(), "leads 7");
             candidate
@@ -344,11 +344,7 @@ mod tests {
             (actions.take_epoch, actions.next_check),
             (false, Some(at(11.5)))
         );
-        assert!(
-            candidate
-                .observe(&our_lease(11.0, 1), 11.5, None)
-                .take_epoch
-        );
+        assert!(candidate.takes_epoch(&our_lease(11.0, 1), 11.5));
         candidate.observe(&our_lease(11.0, 1), 11.6, Some(Ok(7)));
         assert_eq!(candidate.summary(), "leads 7");
         let leader_term = candidate.election.state.leader_term().cloned();
@@ -361,11 +357,7 @@ mod tests {
     #[test]
     fn epoch_of_different_term_is_dropped() {
         let mut candidate = Candidate::new();
-        assert!(
-            candidate
-                .observe(&our_lease(10.0, 1), 10.0, None)
-                .take_epoch
-        );
+        assert!(candidate.takes_epoch(&our_lease(10.0, 1), 10.0));
         // Another hub has led since, with an epoch above the late one.
         candidate.observe(&other_lease(), 16.0, None);
         assert_eq!(candidate.summary(), "standby of hub/b");
@@ -436,44 +428,28 @@ mod tests {
         // The same applies to a Lease that no other hub has held since it seemed lost.
         let mut candidate = Candidate::leading();
         candidate.observe(&our_lease(100.0, 1), 131.0, None);
-        assert!(
-            candidate
-                .observe(&our_lease(140.0, 1), 140.0, None)
-                .take_epoch
-        );
+        assert!(candidate.takes_epoch(&our_lease(140.0, 1), 140.0));
     }
 
     #[test]
     fn leader_takes_later_epoch_at_limited_rate() {
         let mut candidate = Candidate::leading();
         candidate.foreign_epoch = 6;
-        assert!(
-            !candidate
-                .observe(&our_lease(101.0, 1), 101.0, None)
-                .take_epoch
-        );
+        assert!(!candidate.takes_epoch(&our_lease(101.0, 1), 101.0));
         candidate.foreign_epoch = 7;
         let actions = candidate.observe(&our_lease(108.0, 1), 108.0, None);
         assert_eq!(
             (actions.take_epoch, actions.next_check),
             (false, Some(at(110.1)))
         );
-        assert!(
-            candidate
-                .observe(&our_lease(110.0, 1), 110.1, None)
-                .take_epoch
-        );
+        assert!(candidate.takes_epoch(&our_lease(110.0, 1), 110.1));
         let actions = candidate.observe(&our_lease(110.0, 1), 110.2, Some(Err(())));
         assert_eq!(candidate.summary(), "leads 7");
         assert_eq!(
             (actions.take_epoch, actions.next_check),
             (false, Some(at(113.5)))
         );
-        assert!(
-            candidate
-                .observe(&our_lease(115.0, 1), 115.2, None)
-                .take_epoch
-        );
+        assert!(candidate.takes_epoch(&our_lease(115.0, 1), 115.2));
         candidate.observe(&our_lease(115.0, 1), 115.3, Some(Ok(8)));
         assert_eq!(candidate.summary(), "leads 8");
         let actions = candidate.observe(&our_lease(130.0, 1), 130.0, None);

@@ -425,7 +425,7 @@ impl MemberRegistry {
                 *last = now;
                 return;
             }
-            tracing::warn!(member = member.name, problem = %message, "the member's API server answers beyond the limits");
+            tracing::warn!(member = member.name, problem = %message, "the member's API server exceeds a limit");
             member.reporters().oversized_response = Some((message, now));
             member.reevaluate(now);
         });

@@ -152,7 +152,7 @@ pub fn held_back(
         ActDecision::Changed { current, .. } => Some((
             reason::IDENTITY_CHANGED,
             format!(
-                "the connection leads to another cluster (UID {current}) than the recorded one; if you rebuilt the cluster, run 'kubectl krypton join {name} --replace'"
+                "the cluster that responds (UID {current}) is not the recorded one; if you rebuilt the cluster, run 'kubectl krypton join {name} --replace'"
             ),
         )),
     }

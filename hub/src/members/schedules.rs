@@ -5,7 +5,7 @@ use std::time::Duration;
 use krypton_reconciler::report_store::Changes;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::sync::schedule::{Scene, check};
-use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::conditions::{State, Truth};
 use krypton_types::deployment::DesiredDeployment;
 use krypton_types::member::MemberReport;
 use krypton_types::tenant::{TenantKey, TenantReport};
@@ -22,21 +22,12 @@ fn at(seconds: u64) -> BootTime {
 }
 
 fn tenant() -> TenantKey {
-    TenantKey {
-        namespace: "default".to_owned(),
-        name: "acme".to_owned(),
-    }
+    TenantKey::new("default", "acme")
 }
 
 /// The full report of a member with one Tenant, from its Lease holder or an observer.
 fn full_report(writing: bool) -> Changes {
-    let report = TenantReport {
-        observed_generation: 1,
-        applied_chart: String::new(),
-        next: None,
-        handled_request: None,
-        state: ClusterState::from(State::new(Truth::True, "Installed", "")),
-    };
+    let report = TenantReport::new(1, State::new(Truth::True, "Installed", ""));
     let member = MemberReport {
         synced: true,
         ready: true,

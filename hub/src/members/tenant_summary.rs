@@ -80,10 +80,7 @@ mod tests {
         for (count, name) in [(3, 3), (10_000, 12), (10_000, 253)] {
             let tenants: Vec<_> = (0..count)
                 .map(|number| {
-                    let key = TenantKey {
-                        namespace: "n".repeat(63),
-                        name: format!("{number:0name$}"),
-                    };
+                    let key = TenantKey::new("n".repeat(63), format!("{number:0name$}"));
                     (key, state(number))
                 })
                 .collect();

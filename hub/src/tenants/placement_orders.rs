@@ -237,10 +237,7 @@ mod tests {
     }
 
     fn key(name: &str) -> TenantKey {
-        TenantKey {
-            namespace: "team".to_owned(),
-            name: name.to_owned(),
-        }
+        TenantKey::new("team", name)
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_runtime::clock::BootTime;
-use krypton_types::conditions::{ClusterState, State, Truth, reason};
+use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::tenant::{TenantKey, TenantReport};
 
 use crate::leader::Leader;
@@ -120,10 +120,7 @@ pub(super) fn member(number: usize) -> String {
 }
 
 pub(super) fn simulated_key(member: usize, number: usize) -> TenantKey {
-    TenantKey {
-        namespace: format!("team-{member:04}"),
-        name: format!("t{number}"),
-    }
+    TenantKey::new(format!("team-{member:04}"), format!("t{number}"))
 }
 
 pub(super) fn report(ready: bool) -> TenantReport {
@@ -131,13 +128,7 @@ pub(super) fn report(ready: bool) -> TenantReport {
         true => State::new(Truth::True, reason::INSTALLED, ""),
         false => State::new(Truth::False, reason::UPGRADING, "on its way"),
     };
-    TenantReport {
-        observed_generation: 1,
-        applied_chart: String::new(),
-        next: None,
-        handled_request: None,
-        state: ClusterState::from(ready),
-    }
+    TenantReport::new(1, ready)
 }
 
 pub(crate) fn targets(members: usize) -> Targets {

@@ -190,10 +190,7 @@ fn restarted_hub_keeps_member_conditions_until_reports_arrive() {
 #[test]
 fn member_reports_are_kept_until_resync_completes() {
     let reports = TenantReports::default();
-    let key = |name: &str| TenantKey {
-        namespace: "n".to_owned(),
-        name: name.to_owned(),
-    };
+    let key = |name: &str| TenantKey::new("n", name);
     let installed = || Some(report(Truth::True, "Installed"));
     let stored_report = |key: &TenantKey| {
         let view = reports.view(key, None, ["edge-1"], BootTime::default());
@@ -217,10 +214,7 @@ fn member_reports_are_kept_until_resync_completes() {
 #[test]
 fn member_report_texts_are_bounded_but_reasons_kept() {
     let reports = TenantReports::default();
-    let key = |number: usize| TenantKey {
-        namespace: "n".to_owned(),
-        name: format!("t{number}"),
-    };
+    let key = |number: usize| TenantKey::new("n", format!("t{number}"));
     let long = |letter: &str| {
         let mut report = report(Truth::False, reason::INSTALL_FAILED);
         report.state.ready.message = letter.repeat(1024);

@@ -222,24 +222,14 @@ fn old_agent_ignores_unknown_hub_message() {
 
 #[test]
 fn trimmed_report_has_same_digest_on_both_sides() {
-    let key = TenantKey {
-        namespace: "n".to_owned(),
-        name: "t".to_owned(),
-    };
+    let key = TenantKey::new("n", "t");
     let long = State::new(Truth::False, "InstallFailed", "ä".repeat(2000));
     let state = ClusterState {
         ready: long.clone(),
         progress: None,
         error: Some(long),
     };
-    let report = TenantReport {
-        observed_generation: 1,
-        applied_chart: String::new(),
-        state,
-        next: None,
-        handled_request: None,
-    }
-    .trimmed();
+    let report = TenantReport::new(1, state).trimmed();
     let (_, received) = v1::Tenant::new(&key, Some(&report)).read().unwrap();
     let part = |report| krypton_types::report_digest::part(&key, report);
     assert_eq!(part(&report), part(&received.unwrap()));

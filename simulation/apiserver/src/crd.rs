@@ -13,16 +13,6 @@ use crate::store::{self, WriteRecord};
 
 const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-/// Returns the key of a CRD.
-fn crd_key(name: &str) -> Key {
-    Key {
-        group: "apiextensions.k8s.io".to_owned(),
-        resource: "customresourcedefinitions".to_owned(),
-        namespace: String::new(),
-        name: name.to_owned(),
-    }
-}
-
 /// Whether the CRD is new, changed, being deleted or gone.
 pub(crate) fn needs_sync(record: &WriteRecord) -> bool {
     let generation = |object: &Arc<Value>| object["metadata"]["generation"].clone();
@@ -154,7 +144,7 @@ fn served_kinds(crd: &Value) -> Vec<Kind> {
 
 impl ApiServer {
     pub(crate) fn crd(&self, name: &str) -> Option<Arc<Value>> {
-        self.get(&crd_key(name))
+        self.get(&Key::of_crd(name))
     }
 
     pub(crate) fn is_crd_terminating(&self, kind: &Kind) -> bool {
@@ -191,7 +181,7 @@ impl ApiServer {
             ];
             set_condition(&mut next, condition, now);
             next["status"]["acceptedNames"] = accepted;
-            self.controller_update(&crd_key(name), "status", now, next);
+            self.controller_update(&Key::of_crd(name), "status", now, next);
             return;
         }
         for kind in served_kinds(crd) {
@@ -214,7 +204,7 @@ impl ApiServer {
                 stored.push(version.into());
             }
         }
-        self.controller_update(&crd_key(name), "status", now, next);
+        self.controller_update(&Key::of_crd(name), "status", now, next);
     }
 
     /// Returns the last name that another CRD of the group uses, and the accepted names.
@@ -291,11 +281,11 @@ impl ApiServer {
         };
         let mut next = (**crd).clone();
         set_condition(&mut next, condition, now);
-        self.controller_update(&crd_key(name), "status", now, next);
+        self.controller_update(&Key::of_crd(name), "status", now, next);
         if !has_instances && let Some(crd) = self.crd(name) {
             let mut next = (*crd).clone();
             meta::remove_finalizer(&mut next, CLEANUP_FINALIZER);
-            self.controller_update(&crd_key(name), "", now, next);
+            self.controller_update(&Key::of_crd(name), "", now, next);
         }
     }
 }

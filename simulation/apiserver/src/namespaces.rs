@@ -13,12 +13,7 @@ pub(crate) const SYSTEM_NAMESPACES: [&str; 4] =
     ["default", "kube-node-lease", "kube-public", "kube-system"];
 
 fn namespace_key(name: &str) -> Key {
-    Key {
-        group: String::new(),
-        resource: "namespaces".to_owned(),
-        namespace: String::new(),
-        name: name.to_owned(),
-    }
+    Key::new("", "namespaces", "", name)
 }
 
 impl ApiServer {

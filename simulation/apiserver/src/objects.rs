@@ -239,7 +239,7 @@ impl ApiServer {
         Ok((self.update(&write, &previous, next)?, 200))
     }
 
-    /// Writes the new state of an existing object. An empty `resourceVersion` is no precondition.
+    /// Writes the new state of an existing object. Without a `resourceVersion`, the write has no precondition.
     pub(crate) fn update(
         &mut self,
         write: &Write,

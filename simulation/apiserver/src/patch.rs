@@ -156,7 +156,7 @@ fn check_patched(write: &Write, next: &Value) -> Outcome<()> {
     Ok(())
 }
 
-/// Rejects a configuration of another kind, or without one.
+/// Rejects a configuration whose kind differs or is missing.
 fn check_configuration(write: &Write, configuration: &Value) -> Outcome<()> {
     let text = |field: &str| configuration[field].as_str().unwrap_or_default();
     let (version, kind) = (text("apiVersion"), text("kind"));

@@ -92,12 +92,7 @@ impl Kind {
     }
 
     pub(crate) fn key(&self, namespace: &str, name: &str) -> Key {
-        Key {
-            group: self.stored_group().to_owned(),
-            resource: self.resource.clone(),
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        }
+        Key::new(self.stored_group(), &self.resource, namespace, name)
     }
 
     /// Returns the object's path in etcd.

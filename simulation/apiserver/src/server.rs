@@ -63,7 +63,7 @@ pub enum Answer {
     Watch(Response<()>, WatchId),
 }
 
-/// What a watch has to send.
+/// Events and bookmarks that a watch has yet to send.
 #[derive(Debug, Default)]
 pub struct Events {
     /// One JSON document each, with its final newline.
@@ -82,6 +82,23 @@ pub struct Key {
     /// Empty for cluster-scoped objects.
     pub namespace: String,
     pub name: String,
+}
+
+impl Key {
+    pub fn new(group: &str, resource: &str, namespace: &str, name: &str) -> Self {
+        Self {
+            group: group.to_owned(),
+            resource: resource.to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    /// Returns the key of a CRD.
+    pub fn of_crd(name: &str) -> Self {
+        let group = "apiextensions.k8s.io";
+        Self::new(group, "customresourcedefinitions", "", name)
+    }
 }
 
 /// A write to the store.

@@ -155,7 +155,7 @@ impl Simulation {
         self.observations.push(Observation { at, event });
     }
 
-    /// Schedules an action of a person or a fault.
+    /// Schedules an action of a user or a fault.
     pub fn schedule(&mut self, at: Millis, action: impl FnOnce(&mut Self) + 'static) {
         self.queue.push(at, QueuedEvent::Action(Box::new(action)));
     }
@@ -183,7 +183,7 @@ impl Simulation {
         self.reset_lost_helm_requests();
     }
 
-    /// Handles the next event, unless it is later than `limit`. Returns false if there is none.
+    /// Handles the next event, unless it is later than `limit`. Returns false without one.
     pub fn handle_next_event(&mut self, limit: Millis) -> bool {
         let Some((at, event)) = self.queue.pop(limit) else {
             return false;

@@ -58,7 +58,7 @@ impl Coverage {
         }
     }
 
-    /// Adds the counts of another run.
+    /// Adds the counts of a run.
     pub fn merge(&mut self, other: &Self) {
         for (point, count) in &other.counts {
             *self.counts.entry(point.clone()).or_default() += count;

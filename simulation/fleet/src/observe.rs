@@ -64,7 +64,7 @@ pub enum Event {
         host: String,
         message: String,
     },
-    /// A fault or an action of a person.
+    /// A fault or an action of a user.
     Fault {
         text: String,
     },

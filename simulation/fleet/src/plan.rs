@@ -105,7 +105,7 @@ pub struct PlanStep {
     pub action: Action,
 }
 
-/// An action of a person, or a fault.
+/// An action of a user, or a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Tenant {
@@ -153,7 +153,7 @@ pub enum Action {
     HostileAgent { edge: String, length: Millis },
     /// Moves the wall clock of a host.
     Skew { host: String, by: i64 },
-    /// Moves all wall clocks, so that certificates become due or expire.
+    /// Moves all wall clocks until certificates become due or expire.
     PassDays { days: u32 },
     Link {
         from: String,
@@ -184,7 +184,7 @@ pub enum Action {
     },
 }
 
-/// An action of a person on a Tenant or its release.
+/// An action of a user on a Tenant or its release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TenantAction {
     /// Creates it, with `clusterRef` if a member is given.
@@ -219,7 +219,7 @@ pub enum TenantAction {
     DeleteNamespace,
     /// Deletes the first object of the release.
     DeleteObject,
-    /// Creates an object of a person in the workspace.
+    /// Creates an object of a user in the workspace.
     AddOccupant,
     /// Changes `clusterRef`.
     SetClusterRef {
@@ -233,7 +233,7 @@ pub enum TenantAction {
     Adopt,
 }
 
-/// An action of a person on a member.
+/// An action of a user on a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberAction {
     Pause,
@@ -284,7 +284,7 @@ pub enum MemberAction {
     },
 }
 
-/// An action of a person on a KryptonDeployment.
+/// An action of a user on a KryptonDeployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeploymentAction {
     Create {
@@ -576,7 +576,7 @@ impl Action {
     }
 }
 
-/// Whether the name is of a host, not of a cluster.
+/// Whether this is the name of a host, and not of a cluster.
 fn is_host(name: &str) -> bool {
     name.starts_with("hub-") || name.starts_with("agent-")
 }

@@ -31,7 +31,7 @@ pub(crate) type Delivery = Box<dyn FnOnce()>;
 
 pub(crate) struct Process {
     pub id: ProcessId,
-    /// The machine or pod that it runs on, such as `hub-0`.
+    /// The machine or pod of the process, such as `hub-0`.
     pub host: String,
     /// `None` after a kill.
     runtime: Option<LocalRuntime>,

@@ -77,7 +77,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// Creates the Secrets with kubeconfigs, or repairs those that people have changed.
+    /// Creates the Secrets with kubeconfigs, or repairs Secrets that users have changed.
     pub fn ensure_kubeconfigs(&self, simulation: &mut Simulation) {
         for edge in &self.settings.edges {
             if edge.has_kubeconfig()
@@ -387,12 +387,7 @@ fn find_object(
     namespace: &str,
     name: &str,
 ) -> Option<Arc<Value>> {
-    let key = Key {
-        group: group.to_owned(),
-        resource: resource.to_owned(),
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    };
+    let key = Key::new(group, resource, namespace, name);
     simulation.cluster(cluster)?.server.get(&key)
 }
 

@@ -249,7 +249,8 @@ fn check_environment(invocation: &Invocation) -> Result<(), String> {
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("{text:?} is no number"))
+    text.parse()
+        .map_err(|_| format!("{text:?} is not a number"))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -1,4 +1,4 @@
-//! Errors in the words of Helm and client-go.
+//! Errors with the texts of Helm and client-go.
 
 use std::fmt;
 
@@ -66,7 +66,7 @@ impl HelmError {
         matches!(&self.cause, ErrorCause::Status { code: 409, reason } if reason != "AlreadyExists")
     }
 
-    /// Joins errors. `None` if there are none.
+    /// Joins errors. `None` without an error.
     pub(crate) fn join(errors: &[Self], separator: &str) -> Option<Self> {
         let first = errors.first()?;
         let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();

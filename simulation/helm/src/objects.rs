@@ -156,7 +156,7 @@ pub(crate) async fn find_owned(
 }
 
 /// Returns the objects of an uninstallation that exist and belong to the release. Helm skips the others, and
-/// those that it cannot read.
+/// objects that it cannot read.
 pub(crate) async fn retain_owned(api: &Api, objects: Vec<Object>, owner: Owner<'_>) -> Vec<Object> {
     let mut owned = Vec::new();
     for object in objects {
@@ -208,7 +208,7 @@ pub(crate) async fn create(
     }
 }
 
-/// Deletes objects, and ignores those that don't exist.
+/// Deletes objects, and ignores missing ones.
 pub(crate) async fn delete(api: &Api, objects: &[Object]) -> Vec<HelmError> {
     let mut errors = Vec::new();
     for object in objects {

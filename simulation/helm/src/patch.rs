@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn defaulted_list_items_are_no_change() {
+    fn defaulted_list_items_change_nothing() {
         let target = json!({ "containers": [{ "name": "a", "image": "b" }] });
         let current = json!({ "containers": [{ "name": "a", "image": "b", "tty": false }] });
         assert_eq!(three_way(&target, &target, &current), json!({}));

@@ -60,7 +60,7 @@ pub enum CaseStep {
         values: Value,
         interruption: Interruption,
     },
-    /// A request of another client.
+    /// A request by a different client.
     Write {
         method: Method,
         path: String,

@@ -58,7 +58,7 @@ impl Session {
         Ok(())
     }
 
-    /// Deletes the objects of the release. Returns a text about those that Helm keeps.
+    /// Deletes the objects of the release. Returns a text about the objects that Helm keeps.
     async fn delete_objects(&self, release: &Release) -> Result<String, HelmError> {
         let deletion_error =
             || HelmError::new(format!("failed to delete release: {}", self.release));

@@ -116,10 +116,7 @@ fn agent_message(kind: AgentMessageKind) -> AgentMessage {
 }
 
 fn tenant_report(number: u64, generation: i64) -> AgentMessageKind {
-    let key = TenantKey {
-        namespace: "default".to_owned(),
-        name: format!("flood-{number:03}"),
-    };
+    let key = TenantKey::new("default", format!("flood-{number:03}"));
     let report = TenantReport {
         observed_generation: generation,
         ..installed_report()

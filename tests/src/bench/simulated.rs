@@ -298,10 +298,7 @@ fn idle_report(desired: &DesiredState) -> MemberReport {
 }
 
 pub(crate) fn tenant_key(number: u32) -> TenantKey {
-    TenantKey {
-        namespace: "default".to_owned(),
-        name: super::name(number),
-    }
+    TenantKey::new("default", super::name(number))
 }
 
 pub(crate) fn installed_report() -> TenantReport {

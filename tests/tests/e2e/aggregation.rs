@@ -63,10 +63,7 @@ impl SimulatedFleet {
 
     /// Reports a Tenant from a member. `Some(false)` is a Tenant that is not ready, and `None` a deleted one.
     fn send_report(&self, member: u32, tenant: &str, ready: Option<bool>, generation: i64) {
-        let key = TenantKey {
-            namespace: "default".to_owned(),
-            name: tenant.to_owned(),
-        };
+        let key = TenantKey::new("default", tenant);
         let report = ready.map(|ready| {
             let mut report = installed_report();
             report.observed_generation = generation;

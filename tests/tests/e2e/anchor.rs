@@ -282,9 +282,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     chart.write("{replicaCount: 0, message: later}")?;
     wait_for_message(&fleet_client, &release, "later").await;
     fleet_client.wait_ready(TENANT).await?;
-    fleet_client
-        .wait_for_revision(TENANT, &release, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed(TENANT, &release, 2).await?;
     let second = wait_for_anchor(&fleet_client, Some(&first)).await;
     let owned = objects_owned_by(&fleet_client, &second).await?;
     assert_eq!(owned, [record.as_str()]);

@@ -99,7 +99,7 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
     ] {
         pair.start_hub_and_join(flags(version, policy)).await?;
         fleet_client
-            .wait_for_revision("made", &release, revision, "deployed")
+            .wait_deployed("made", &release, revision)
             .await?;
         let field_names = fields(pair.cluster()).await;
         assert!(

@@ -142,9 +142,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     hub = HubPod::start(&home, Some(&hub)).await?;
     hub.hub.wait_ready(STEP_DEADLINE).await?;
     let release = names::tenant_release("acme", EDGE);
-    at_edge
-        .wait_for_revision("acme-ws", &release, 2, "deployed")
-        .await?;
+    at_edge.wait_deployed("acme-ws", &release, 2).await?;
     at_edge.wait_ready("acme").await?;
     at_edge.wait_for_renewal().await?;
 

@@ -127,7 +127,7 @@ async fn check_repair(edge: &Cluster, fleet_client: &FleetClient, tenant: &str) 
     })
     .await?;
     fleet_client
-        .wait_for_revision(&namespace, &release, newest + 1, "deployed")
+        .wait_deployed(&namespace, &release, newest + 1)
         .await?;
     fleet_client.wait_ready(tenant).await?;
     Ok(())
@@ -348,9 +348,7 @@ async fn check_deployment(fleet_client: &FleetClient, at_edge: &FleetClient) -> 
     let object = KryptonDeployment::new("ordered", serde_json::from_value(spec)?);
     all.create(&PostParams::default(), &object).await?;
     fleet_client.event_message("ordered", "Ready").await?;
-    at_edge
-        .wait_for_revision("ordered", "ced-ordered", 1, "deployed")
-        .await?;
+    at_edge.wait_deployed("ordered", "ced-ordered", 1).await?;
     let params = DeleteParams::default();
     all.delete("ordered", &params).await?;
     eventually("the deployment to be gone", async || {
@@ -425,9 +423,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     for (client, tenant, member) in releases {
         let release = names::tenant_release(tenant, member);
         let namespace = format!("{tenant}-ws");
-        client
-            .wait_for_revision(&namespace, &release, 2, "deployed")
-            .await?;
+        client.wait_deployed(&namespace, &release, 2).await?;
         client.wait_ready(tenant).await?;
     }
 

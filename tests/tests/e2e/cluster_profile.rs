@@ -213,10 +213,7 @@ async fn check_deployment_with_profile(home: &Cluster, at_edge: &FleetClient) {
     create("acme", "edge-1").await;
     wait_for_condition("acme", ("Ready", "True", "Deployed")).await;
     wait_for_condition("acme", RESOLVED).await;
-    at_edge
-        .wait_for_revision("acme", "ced-acme", 1, "deployed")
-        .await
-        .unwrap();
+    at_edge.wait_deployed("acme", "ced-acme", 1).await.unwrap();
     wait_for_condition("lost", unresolved("ClusterProfileNotFound")).await;
     wait_for_condition("lost", ("Ready", "False", "EdgeUnavailable")).await;
 }

@@ -107,7 +107,7 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         .await?;
     fleet_client.wait_ready("made").await?;
     fleet_client
-        .wait_for_revision("made-ws", &pair.release("made"), 1, "deployed")
+        .wait_deployed("made-ws", &pair.release("made"), 1)
         .await?;
     Ok(())
 }
@@ -377,7 +377,7 @@ async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestR
     going.release().await?;
     assert_eq!(fleet_client.namespace("going").await?, None);
     fleet_client
-        .wait_for_revision("paused", &pair.release("paused"), 1, "deployed")
+        .wait_deployed("paused", &pair.release("paused"), 1)
         .await?;
     Ok(())
 }

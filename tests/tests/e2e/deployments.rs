@@ -103,9 +103,7 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     let report = stub.wait_ready(&acme, reason::INSTALLED).await;
     assert!(report.applied_chart.ends_with("/small:1.0.0"), "{report:?}");
     assert!(!report.gone);
-    fleet_client
-        .wait_for_revision("acme", release, 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", release, 1).await?;
     let revision_labels = labels(&fleet_client, "acme", release, 1).await;
     assert_eq!(revision_labels[OWNER_UID_LABEL], acme.uid);
     assert_eq!(revision_labels[OWNER_NAMESPACE_LABEL], "accounts");
@@ -115,9 +113,7 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     stub.value("message", "again");
     stub.order(&[&acme]);
     stub.wait_ready(&acme, reason::UPGRADED).await;
-    fleet_client
-        .wait_for_revision("acme", release, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", release, 2).await?;
     wait_for_message(&cluster, "acme", release, "again").await;
 
     // Drift is corrected without a new revision.
@@ -135,15 +131,11 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
         progress.is_some_and(|progress| progress.reason == reason::PAUSED)
     })
     .await;
-    fleet_client
-        .wait_for_revision("acme", release, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", release, 2).await?;
     acme.paused = false;
     acme.generation += 1;
     stub.order(&[&acme]);
-    fleet_client
-        .wait_for_revision("acme", release, 3, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", release, 3).await?;
     stub.wait_ready(&acme, reason::UPGRADED).await;
 
     // An order missing from the list, or a missing list, removes nothing. The completed second order shows that the
@@ -160,9 +152,7 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     assert!(report.applied_chart.ends_with("/small:1.0.0"), "{report:?}");
     for (name, revision) in [("acme", 3), ("other", 1)] {
         let release = format!("ced-{name}");
-        fleet_client
-            .wait_for_revision(name, &release, revision, "deployed")
-            .await?;
+        fleet_client.wait_deployed(name, &release, revision).await?;
     }
 
     let gone = removal(&acme);
@@ -175,9 +165,7 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     stub.restart_actor().await?;
     stub.wait_gone(&gone).await;
     stub.wait_ready(&other, reason::NO_CHANGE).await;
-    fleet_client
-        .wait_for_revision("other", "ced-other", 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("other", "ced-other", 1).await?;
     Ok(())
 }
 
@@ -227,17 +215,13 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
         "{message}"
     );
     // Values that differ from the original's cause an upgrade.
-    fleet_client
-        .wait_for_revision("old", "ced-old", 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("old", "ced-old", 2).await?;
 
     // The rejected order can be removed without any effect.
     let refused = removal(&younger);
     stub.order(&[&older, &refused, &old]);
     stub.wait_gone(&refused).await;
-    fleet_client
-        .wait_for_revision("acme", "ced-acme", 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", "ced-acme", 1).await?;
 
     // An orphaned release stays. In another namespace of home, the same order has no owner.
     let orphan = DesiredDeployment {
@@ -250,9 +234,7 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     stub.wait_gone(&gone).await;
     stub.wait_for_readiness(&younger, Truth::False, reason::RELEASE_IN_USE)
         .await;
-    fleet_client
-        .wait_for_revision("acme", "ced-acme", 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", "ced-acme", 1).await?;
     assert!(fleet_client.revisions("old", "ced-old").await?.is_empty());
     assert!(fleet_client.namespace("old").await?.is_some());
     Ok(())

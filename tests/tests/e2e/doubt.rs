@@ -255,7 +255,7 @@ async fn etcd_is_restored(member: &mut ProxiedMember) -> TestResult {
     member.wait_kept_ready(Some(values)).await;
     fleet_client.wait_ready("before").await?;
     fleet_client
-        .wait_for_revision(SHARED, &release, number + 1, "deployed")
+        .wait_deployed(SHARED, &release, number + 1)
         .await?;
     member.check_unchanged(&before, &["late"]).await?;
     assert_eq!(fleet_client.tenants().get_opt("late").await?, None);

@@ -172,9 +172,7 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     chart.write("message: second")?;
     acme.wait_for_field("configmap", "{.data.message}", "second")
         .await;
-    fleet_client
-        .wait_for_revision("acme", &acme.name, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &acme.name, 2).await?;
     assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
     Ok(())
 }
@@ -299,9 +297,7 @@ async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
 
     chart.write("{replicaCount: 0, message: v2}")?;
-    fleet_client
-        .wait_for_revision("acme", &acme.name, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &acme.name, 2).await?;
     acme.change_image().await;
     acme.wait_for_field("deployment", IMAGE, OWN_IMAGE).await;
     acme.wait_for_drift_checks().await;

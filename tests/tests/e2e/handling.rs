@@ -126,9 +126,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
         Ok((!ready_message.contains("Deployment")).then_some(ready_message))
     });
     assert!(ready_message.await?.ends_with("; not waited for"));
-    fleet_client
-        .wait_for_revision("acme", &release, 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &release, 1).await?;
     pair.stop().await?;
 
     let extra = ["--wait=none", "--history-max=2"];
@@ -139,9 +137,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     for number in 1..=4 {
         let message = format!("{{replicaCount: 0, message: m{number}}}");
         values.write(&message)?;
-        fleet_client
-            .wait_for_revision("alpha", &alpha, number, "deployed")
-            .await?;
+        fleet_client.wait_deployed("alpha", &alpha, number).await?;
         check_history(&fleet_client, "alpha", &alpha, number, 2).await;
     }
 

@@ -76,7 +76,7 @@ async fn helm_failure_reports_remedy_and_upgrade_recovers() -> TestResult {
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     let running = async |revision: u32| {
         fleet_client
-            .wait_for_revision("acme", &release, revision, "deployed")
+            .wait_deployed("acme", &release, revision)
             .await
             .unwrap();
         tokio::join!(fleet_client.wait_ready("acme")).0.unwrap();
@@ -155,7 +155,7 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
     let running = async |revision: u32| {
         let release = krypton_types::names::tenant_release("acme", "self-cluster");
         fleet_client
-            .wait_for_revision("acme", &release, revision, "deployed")
+            .wait_deployed("acme", &release, revision)
             .await
             .unwrap();
         fleet_client.wait_ready("acme").await.unwrap();

@@ -211,11 +211,7 @@ async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) ->
     fleet_client
         .annotate("stray", "mesh.openkcm.io/adopt", "true")
         .await?;
-    fleet_client
-        .wait_for_revision("stray", &stray, 2, "deployed")
-        .await?;
-    fleet_client
-        .wait_for_revision("acme", &acme, 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("stray", &stray, 2).await?;
+    fleet_client.wait_deployed("acme", &acme, 1).await?;
     Ok(())
 }

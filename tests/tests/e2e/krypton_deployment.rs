@@ -69,9 +69,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     ];
     regions.wait_for_events(key.0, key.1, &reasons).await;
     let fleet_client = regions.edge("paris");
-    fleet_client
-        .wait_for_revision("acme", "ced-acme", 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", "ced-acme", 1).await?;
 
     edge_changes_are_reverted(&regions, key).await?;
     chart_and_user_changes_reach_it(&regions, key).await?;
@@ -81,9 +79,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     let account = json!({"spec": {"account": {"displayName": "Acme"}}});
     regions.patch(key.0, key.1, account).await;
     regions.wait_for(key, READY).await;
-    fleet_client
-        .wait_for_revision("acme", "ced-acme", 5, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", "ced-acme", 5).await?;
 
     regions.delete(key.0, key.1).await;
     regions.wait_gone(key.0, key.1).await;
@@ -120,7 +116,7 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
         });
         waiting.await.unwrap();
         fleet_client
-            .wait_for_revision("acme", "ced-acme", 1, "deployed")
+            .wait_deployed("acme", "ced-acme", 1)
             .await
             .unwrap();
     };
@@ -158,9 +154,7 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
         "--keep-history",
     ];
     regions.edges["paris"].helm(uninstall).await?;
-    fleet_client
-        .wait_for_revision("acme", "ced-acme", 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", "ced-acme", 2).await?;
     regions
         .wait_for_events(key.0, key.1, &["ReleaseNotInstalled"])
         .await;
@@ -272,9 +266,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     regions.wait_for(("default", &long), READY).await;
     let release = names::deployment_release(&long);
     assert!(release.len() <= names::RELEASE_NAME_MAX);
-    fleet_client
-        .wait_for_revision(&long, &release, 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed(&long, &release, 1).await?;
     let object = regions.api(outside.0).get(outside.1).await?;
     assert!(object.finalizers().is_empty(), "{:?}", object.metadata);
     let status = object.status.unwrap_or_default();
@@ -306,9 +298,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     regions.delete("default", "acme").await;
     regions.wait_gone("default", "acme").await;
     regions.wait_for(("kube-public", "acme"), READY).await;
-    fleet_client
-        .wait_for_revision("acme", "ced-acme", 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", "ced-acme", 1).await?;
     let before = fleet_client.releases().await?;
     // A new KryptonDeployment is the younger one, and its deletion removes nothing.
     regions.create("default", "acme", paris.clone()).await;
@@ -427,7 +417,7 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     assert_kstatus(&regions, "deprecated", "Failed: spec.account.name is empty").await?;
     let fleet_client = regions.edge("paris");
     fleet_client
-        .wait_for_revision("deprecated", "ced-deprecated", 1, "deployed")
+        .wait_deployed("deprecated", "ced-deprecated", 1)
         .await?;
     regions
         .wait_for_events("default", "deprecated", &["AccountMissing"])

@@ -62,9 +62,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     assert!(output.contains("is reconciled again"), "{output}");
     assert_eq!(fleet_client.revisions("acme", &release).await?, one);
     at_member("resume").await;
-    fleet_client
-        .wait_for_revision("acme", &release, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &release, 2).await?;
 
     let member = pair.name();
     let run_on_home = async |args: &[&str]| kubectl_krypton(pair.home(), args).await.unwrap();
@@ -73,9 +71,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     fleet_client.wait_for("acme", &[paused]).await?;
     let resumed = run_on_home(&["resume", "cluster", member]).await;
     assert!(resumed.ends_with("edge-1 resumed\n"), "{resumed}");
-    fleet_client
-        .wait_for_revision("acme", &release, 3, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &release, 3).await?;
 
     let wait_for_ban = async |banned: bool| {
         let members: Api<EdgeCluster> = Api::all(pair.home().client());

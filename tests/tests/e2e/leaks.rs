@@ -331,9 +331,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     values.write(&content(2))?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let release = format!("tenant-acme-{member}");
-        at_edge
-            .wait_for_revision("acme", &release, 2, "deployed")
-            .await?;
+        at_edge.wait_deployed("acme", &release, 2).await?;
     }
     values.write(&format!("{}broken: true\n", content(3)))?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {

@@ -200,9 +200,7 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
     fleet_client.wait_gone("doomed").await?;
     assert_eq!(fleet_client.revisions("doomed-ws", &doomed).await?, []);
 
-    fleet_client
-        .wait_for_revision("dead-ws", &dead, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("dead-ws", &dead, 2).await?;
     fleet_client.wait_ready("dead").await?;
     let after = fleet_client.releases().await?;
     for release in [&wrong, &spared] {
@@ -262,7 +260,7 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
 
     values.write("message: second")?;
     fleet_client
-        .wait_for_revision("acme-ws", &release, REVISIONS + 1, "deployed")
+        .wait_deployed("acme-ws", &release, REVISIONS + 1)
         .await?;
     fleet_client.wait_ready("acme").await?;
     let remaining: Vec<u32> = fleet_client

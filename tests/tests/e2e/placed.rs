@@ -114,10 +114,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     assert_eq!(placed.spec.cluster_ref, None);
     assert_eq!(placed.workspace(), "acme-ws");
     let release = fleet.pair.release("acme");
-    fleet
-        .edge
-        .wait_for_revision("acme-ws", &release, 1, "deployed")
-        .await?;
+    fleet.edge.wait_deployed("acme-ws", &release, 1).await?;
 
     let with_message = |text: &str| json!({"spec": {"values": {"message": text}}});
     fleet
@@ -127,10 +124,7 @@ async fn placed_tenant_follows_home_and_leaves_member_first(mode: Mode) -> TestR
     fleet
         .wait_on_edge("acme", "the edit to follow", has_second_message)
         .await;
-    fleet
-        .edge
-        .wait_for_revision("acme-ws", &release, 2, "deployed")
-        .await?;
+    fleet.edge.wait_deployed("acme-ws", &release, 2).await?;
     // Changes on the member are reverted.
     let named =
         json!({"spec": {"clusterRef": {"secretName": "elsewhere"}, "values": {"message": "mine"}}});

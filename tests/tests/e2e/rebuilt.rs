@@ -116,7 +116,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     at_rebuilt.install("acme").await?;
     // The releases on the old cluster are unchanged.
     at_former
-        .wait_for_revision("acme", "tenant-acme-edge-1", 1, "deployed")
+        .wait_deployed("acme", "tenant-acme-edge-1", 1)
         .await?;
 
     // After a restart, the agent reports that its certificate is invalid.

@@ -179,7 +179,7 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
     let way_out = "delete the release's Secrets (label owner=helm";
     wait_for_condition(&fleet_client, &error, "UpgradeFailed", way_out).await?;
     fleet_client
-        .wait_for_revision("acme", &pair.release("acme"), 1, "deployed")
+        .wait_deployed("acme", &pair.release("acme"), 1)
         .await?;
 
     let selector = format!("owner=helm,name={}", pair.release("acme"));
@@ -193,7 +193,7 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
     pair.cluster().kubectl(secrets).await?;
     fleet_client.wait_ready("acme").await?;
     fleet_client
-        .wait_for_revision("acme", &pair.release("acme"), 1, "deployed")
+        .wait_deployed("acme", &pair.release("acme"), 1)
         .await?;
     Ok(())
 }

@@ -52,9 +52,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     };
     let release = pair.release("acme");
     fleet_client.create("acme", json!({})).await?;
-    fleet_client
-        .wait_for_revision("acme", &release, 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &release, 1).await?;
     let first = uid(&fleet_client, &release).await?;
 
     // All revisions are deleted: Krypton adopts the objects with the release's name.
@@ -67,25 +65,17 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
         Ok((now.uid() != before).then_some(()))
     })
     .await?;
-    fleet_client
-        .wait_for_revision("acme", &release, 1, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &release, 1).await?;
 
     write("v2")?;
-    fleet_client
-        .wait_for_revision("acme", &release, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &release, 2).await?;
     write("v3")?;
-    fleet_client
-        .wait_for_revision("acme", &release, 3, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &release, 3).await?;
 
     // A revision in the middle is deleted: no repair is necessary, and the next upgrade succeeds.
     api.delete(&secret_name(&release, 2), &params).await?;
     write("v4")?;
-    fleet_client
-        .wait_for_revision("acme", &release, 4, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &release, 4).await?;
 
     // The newest revision is deleted: only superseded ones are left.
     let before = api.get(&secret_name(&release, 4)).await?.uid();
@@ -95,9 +85,7 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
         Ok((now.uid() != before).then_some(()))
     })
     .await?;
-    fleet_client
-        .wait_for_revision("acme", &release, 4, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme", &release, 4).await?;
 
     // A revision is damaged while no other action is pending: Helm ignores it, but its name would block the next
     // revision.

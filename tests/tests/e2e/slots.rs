@@ -90,7 +90,7 @@ impl SlotHub {
     async fn wait_for_new_revision(&self, name: &str, number: u32) -> Result<()> {
         let release = self.pair.release(name);
         self.fleet_client
-            .wait_for_revision(name, &release, number, "deployed")
+            .wait_deployed(name, &release, number)
             .await
     }
 

@@ -196,7 +196,7 @@ async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
     attack.delete_secret(1).await;
     fleet_client.wait_ready("acme").await?;
     fleet_client
-        .wait_for_revision("acme", &attack.release, 1, "deployed")
+        .wait_deployed("acme", &attack.release, 1)
         .await?;
     attack.check_no_takeover().await;
     Ok(())
@@ -267,7 +267,7 @@ async fn upgrade_deletes_nothing_that_a_forged_revision_lists() -> TestResult {
     attack.delete_secret(2).await;
     let fleet_client = &attack.fleet_client;
     fleet_client
-        .wait_for_revision("acme", &attack.release, 2, "deployed")
+        .wait_deployed("acme", &attack.release, 2)
         .await?;
     fleet_client.wait_ready("acme").await?;
     attack.check_no_takeover().await;
@@ -302,7 +302,7 @@ async fn lost_record_renders_the_chart_again(attack: &mut Attack) -> TestResult 
     attack.pair.start_actor_again()?;
     let fleet_client = &attack.fleet_client;
     fleet_client
-        .wait_for_revision(&attack.tenant, &attack.release, 2, "deployed")
+        .wait_deployed(&attack.tenant, &attack.release, 2)
         .await?;
     fleet_client.wait_ready(&attack.tenant).await?;
     assert_eq!(records().await, before);

@@ -66,16 +66,12 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     ];
     for (_, fleet_client, release) in places {
         fleet_client.wait_ready("acme").await?;
-        fleet_client
-            .wait_for_revision("acme", release, 1, "deployed")
-            .await?;
+        fleet_client.wait_deployed("acme", release, 1).await?;
     }
 
     values.write("message: second")?;
     for (cluster, fleet_client, release) in places {
-        fleet_client
-            .wait_for_revision("acme", release, 2, "deployed")
-            .await?;
+        fleet_client.wait_deployed("acme", release, 2).await?;
         check_message(cluster, release, "second").await?;
     }
     let upgraded = [
@@ -93,9 +89,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     let _hub = Hub::start(&options("1.1.0").on_port_of(&hub))?;
     let applied = format!("{}/small:1.1.0", repository.url());
     for (_, fleet_client, release) in places {
-        fleet_client
-            .wait_for_revision("acme", release, 3, "deployed")
-            .await?;
+        fleet_client.wait_deployed("acme", release, 3).await?;
         eventually("the new version in the status", async || {
             let tenant = fleet_client.tenants().get("acme").await?;
             let applied_chart = tenant.status.unwrap_or_default().last_applied_chart;
@@ -235,7 +229,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
     repository.set_fault(Fault::None);
     fleet_client.wait_ready("new").await?;
     fleet_client
-        .wait_for_revision("old", &pair.release("old"), 1, "deployed")
+        .wait_deployed("old", &pair.release("old"), 1)
         .await?;
     pair.stop().await?;
     Ok(())

@@ -49,7 +49,7 @@ impl<'a> Release<'a> {
     async fn wait_for_message(&self, namespace: &str, revision: u32, message: &str) {
         let (fleet_client, name) = (self.fleet_client, self.name.as_str());
         fleet_client
-            .wait_for_revision(namespace, name, revision, "deployed")
+            .wait_deployed(namespace, name, revision)
             .await
             .unwrap();
         let path = "--output=jsonpath={.data.message}";

@@ -158,7 +158,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     for name in ["acme", "theirs"] {
         fleet_client.wait_ready(name).await?;
         fleet_client
-            .wait_for_revision(name, &pair.release(name), 1, "deployed")
+            .wait_deployed(name, &pair.release(name), 1)
             .await?;
     }
     let after = fleet_client.namespace("theirs").await?.unwrap();

@@ -24,3 +24,12 @@ pub struct ReleaseKey {
     pub namespace: String,
     pub name: String,
 }
+
+impl ReleaseKey {
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}

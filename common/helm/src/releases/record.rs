@@ -120,10 +120,7 @@ mod tests {
     use super::*;
 
     fn release(name: &str) -> ReleaseKey {
-        ReleaseKey {
-            namespace: "acme".to_owned(),
-            name: name.to_owned(),
-        }
+        ReleaseKey::new("acme", name)
     }
 
     #[test]

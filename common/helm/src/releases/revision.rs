@@ -29,10 +29,7 @@ impl Revision {
     pub fn from_metadata(meta: &ObjectMeta) -> Option<(ReleaseKey, Self)> {
         let labels = meta.labels.as_ref()?;
         let label = |name: &str| labels.get(name).cloned();
-        let key = ReleaseKey {
-            namespace: meta.namespace.clone()?,
-            name: label("name")?,
-        };
+        let key = ReleaseKey::new(meta.namespace.clone()?, label("name")?);
         let revision = label("version")?.parse().ok()?;
         if meta.name.as_deref() != Some(&secret_name(&key.name, revision)) {
             return None;

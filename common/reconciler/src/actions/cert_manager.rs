@@ -60,19 +60,17 @@ impl ActionRunner {
         }
         let event = match Box::pin(self.delete_crds(job)).await {
             Ok(deleted) if deleted.is_empty() => return Ok(()),
-            Ok(deleted) => ObjectEvent {
-                warning: true,
-                reason: "CrdsDeleted",
-                message: format!(
+            Ok(deleted) => ObjectEvent::warning(
+                "CrdsDeleted",
+                format!(
                     "deleted with the last release, because of --delete-cert-manager-crds: {}",
                     deleted.join(", ")
                 ),
-            },
-            Err(KeepReason::Blocked(reason)) => ObjectEvent {
-                warning: true,
-                reason: "CrdsStay",
-                message: format!("kept the CRDs of cert-manager: {reason}"),
-            },
+            ),
+            Err(KeepReason::Blocked(reason)) => ObjectEvent::warning(
+                "CrdsStay",
+                format!("kept the CRDs of cert-manager: {reason}"),
+            ),
             Err(KeepReason::Error(error)) => return Err(error),
         };
         self.emit_event(&job.owner, event);

@@ -35,9 +35,7 @@ pub(crate) enum ChartCrdError {
     Yaml { file: String },
     #[error(transparent)]
     Read(#[from] ApiError),
-    #[error(
-        "CRD {name}: bringing it up to date failed; apply it yourself, or use --chart-crds=create"
-    )]
+    #[error("failed to update CRD {name}; apply it yourself, or use --chart-crds=create")]
     Write { name: String, source: ApiError },
     #[error("CRD {name} belongs to {owner} and stays unchanged; use --chart-crds=create")]
     OtherOwner { name: String, owner: String },

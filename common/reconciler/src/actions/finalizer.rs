@@ -22,11 +22,7 @@ impl ActionRunner {
         };
         if job.workspace_exists {
             let message = format!("namespace {} exists", job.release.namespace);
-            let event = ObjectEvent {
-                warning: false,
-                reason: "WorkspaceExists",
-                message,
-            };
+            let event = ObjectEvent::normal("WorkspaceExists", message);
             self.emit_event(&job.owner, event);
         }
         let mut finalizers = tenant.finalizers().to_vec();
@@ -65,15 +61,8 @@ impl ActionRunner {
         let mut finalizers = tenant.finalizers().to_vec();
         finalizers.retain(|finalizer| finalizer != names::TENANT_FINALIZER);
         if orphaned {
-            let message = job.plan.state.ready.message.clone();
-            self.emit_event(
-                &job.owner,
-                ObjectEvent {
-                    warning: true,
-                    reason: "Orphaned",
-                    message,
-                },
-            );
+            let event = ObjectEvent::warning("Orphaned", &job.plan.state.ready.message);
+            self.emit_event(&job.owner, event);
         }
         let mut metadata = json!({ "finalizers": finalizers });
         // With the annotation, the remaining Tenant would adopt a release that another client installs there.
@@ -126,17 +115,15 @@ impl ActionRunner {
         let written = self.write_fingerprint(job, result).await;
         let annotation = names::fingerprint_annotation(&self.member.name);
         let event = match &written {
-            Ok(()) => ObjectEvent {
-                warning: false,
-                reason: "FingerprintUpdated",
-                message: format!("updated annotation {annotation}"),
-            },
+            Ok(()) => ObjectEvent::normal(
+                "FingerprintUpdated",
+                format!("updated annotation {annotation}"),
+            ),
             Err(ActionError::Conflict) => return written,
-            Err(error) => ObjectEvent {
-                warning: true,
-                reason: "FingerprintUpdateFailed",
-                message: format!("failed to update annotation {annotation}: {}", error.text()),
-            },
+            Err(error) => ObjectEvent::warning(
+                "FingerprintUpdateFailed",
+                format!("failed to update annotation {annotation}: {}", error.text()),
+            ),
         };
         self.emit_event(&job.owner, event);
         written

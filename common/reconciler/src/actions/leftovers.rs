@@ -166,17 +166,12 @@ impl ActionRunner {
             LeftoverSource::InDefault => releases::leftovers_in_default(&older, &kept, namespace),
         };
         let Some(objects) = objects else {
-            self.emit_event(
-                &job.owner,
-                ObjectEvent {
-                    warning: true,
-                    reason: "LeftoversStay",
-                    message: format!(
-                        "kept the leftovers of an earlier revision: {} documents of the newest revision are unreadable",
-                        kept.unreadable
-                    ),
-                },
+            let message = format!(
+                "kept the leftovers of an earlier revision: {} documents of the newest revision are unreadable",
+                kept.unreadable
             );
+            let event = ObjectEvent::warning("LeftoversStay", message);
+            self.emit_event(&job.owner, event);
             return Ok(());
         };
         let (mut removed, mut stays) = (Vec::new(), Vec::new());
@@ -376,10 +371,7 @@ mod tests {
 
     #[test]
     fn only_marked_unkept_objects_may_be_removed() {
-        let release = ReleaseKey {
-            namespace: "acme".to_owned(),
-            name: "tenant-acme-edge-1".to_owned(),
-        };
+        let release = ReleaseKey::new("acme", "tenant-acme-edge-1");
         let marked = |name: &str, namespace: &str, policy: &str| {
             let marks = [
                 ("meta.helm.sh/release-name", name),

@@ -98,11 +98,8 @@ impl ActionRunner {
         if occupants.is_empty() {
             return Ok(false);
         }
-        let event = ObjectEvent {
-            warning: true,
-            reason: "WorkspaceKept",
-            message: message(&job.release.namespace, &occupants),
-        };
+        let message = message(&job.release.namespace, &occupants);
+        let event = ObjectEvent::warning("WorkspaceKept", message);
         self.emit_event(&job.owner, event);
         Ok(true)
     }
@@ -328,10 +325,7 @@ mod tests {
     use super::*;
 
     pub(super) fn release() -> ReleaseKey {
-        ReleaseKey {
-            namespace: "acme".to_owned(),
-            name: "tenant-acme-edge-1".to_owned(),
-        }
+        ReleaseKey::new("acme", "tenant-acme-edge-1")
     }
 
     /// Objects by resource, and what discovery lists of each: kind, scope and verbs.

@@ -356,10 +356,7 @@ mod tests {
     const RELEASE: &str = "tenant-acme";
 
     fn key() -> ReleaseKey {
-        ReleaseKey {
-            namespace: "acme".to_owned(),
-            name: RELEASE.to_owned(),
-        }
+        ReleaseKey::new("acme", RELEASE)
     }
 
     fn secret(name: &str, kind: &str, payload: &str) -> Secret {

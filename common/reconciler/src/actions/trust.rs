@@ -139,11 +139,7 @@ impl ActionRunner {
                 "uninstalling release {} without its delete hooks: Krypton has not deployed revision {}",
                 job.release.name, newest.revision
             );
-            let event = ObjectEvent {
-                warning: true,
-                reason: "HooksSkipped",
-                message,
-            };
+            let event = ObjectEvent::warning("HooksSkipped", message);
             self.emit_event(&job.owner, event);
         }
         Ok(false)

@@ -77,11 +77,7 @@ impl ActionRunner {
             _ if is_gone => {
                 result.clears_failure = true;
                 let message = format!("uninstalled release {}", job.release.name);
-                let event = ObjectEvent {
-                    warning: false,
-                    reason: "HelmUninstalled",
-                    message,
-                };
+                let event = ObjectEvent::normal("HelmUninstalled", message);
                 self.emit_event(&job.owner, event);
                 Ok(())
             }

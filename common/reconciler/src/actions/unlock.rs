@@ -43,14 +43,8 @@ impl ActionRunner {
         call("unlocking the release", unlocking).await?;
         let message =
             format!("unlocked revision {revision}, which a Helm process that died left {status}");
-        self.emit_event(
-            &job.owner,
-            ObjectEvent {
-                warning: true,
-                reason: "ReleaseUnlocked",
-                message,
-            },
-        );
+        let event = ObjectEvent::warning("ReleaseUnlocked", message);
+        self.emit_event(&job.owner, event);
         self.relist(job, result).await
     }
 }

@@ -89,11 +89,7 @@ impl ActionRunner {
         let removing = self.delete_secret(&job.release, &secret.metadata);
         call("removing a revision", removing).await?;
         let message = format!("{problem}; replaced it with a copy, and kept its objects");
-        let event = ObjectEvent {
-            warning: true,
-            reason: "ReleaseUnreadable",
-            message,
-        };
+        let event = ObjectEvent::warning("ReleaseUnreadable", message);
         tracing::warn!(member = %self.member.name, secret = %name, error = %problem,
             "undecodable release was set aside");
         self.emit_event(&job.owner, event);

@@ -49,11 +49,7 @@ impl ActionRunner {
                 result.workspace = Some(created.metadata);
                 result.clears_failure = true;
                 let message = format!("created namespace {}", job.release.namespace);
-                let event = ObjectEvent {
-                    warning: false,
-                    reason: "WorkspaceCreated",
-                    message,
-                };
+                let event = ObjectEvent::normal("WorkspaceCreated", message);
                 self.emit_event(&job.owner, event);
                 Ok(())
             }
@@ -70,11 +66,7 @@ impl ActionRunner {
                     job.release.namespace,
                     error.text()
                 );
-                let event = ObjectEvent {
-                    warning: true,
-                    reason: "WorkspaceCreateFailed",
-                    message: message.clone(),
-                };
+                let event = ObjectEvent::warning("WorkspaceCreateFailed", &message);
                 self.emit_event(&job.owner, event);
                 Err(ActionError::Failed {
                     reason: reason::INSTALL_FAILED,
@@ -115,11 +107,7 @@ impl ActionRunner {
         };
         let deleting = api.delete(name, &params);
         call("deleting the workspace", deleting).await?;
-        let event = ObjectEvent {
-            warning: false,
-            reason: "WorkspaceDeleted",
-            message: format!("deleting namespace {name}"),
-        };
+        let event = ObjectEvent::normal("WorkspaceDeleted", format!("deleting namespace {name}"));
         self.emit_event(&job.owner, event);
         // The watch shows that the namespace is terminating, and then that it is gone.
         Err(ActionError::Conflict)

@@ -164,11 +164,7 @@ fn emit_event(events: &EventRecorder, result: &RestoreResult) {
             (tenant, "TenantNotRestored", message)
         }
     };
-    let event = ObjectEvent {
-        warning: true,
-        reason,
-        message,
-    };
+    let event = ObjectEvent::warning(reason, message);
     events.record_event(tenant.object_ref(&()), event);
 }
 

@@ -69,7 +69,7 @@ fn describe_finding(finding: &Finding) -> String {
     match &finding.outcome {
         FindingOutcome::ReportedOnly | FindingOutcome::Healed => format!("{difference}{writer}"),
         FindingOutcome::HeldBack => {
-            format!("{difference}{writer}, repeatedly: corrected at growing intervals")
+            format!("{difference}{writer}, repeatedly: corrected at increasing intervals")
         }
         FindingOutcome::OtherRelease(release) => {
             format!("{difference}: it belongs to release {release} and stays unchanged")
@@ -116,21 +116,15 @@ pub(crate) fn correction_events(report: &DriftReport) -> Vec<ObjectEvent> {
     if let Some(more @ 1..) = corrected.len().checked_sub(MAX_OBJECTS) {
         parts.push(format!("and {more} more"));
     }
-    vec![ObjectEvent {
-        warning: false,
-        reason: "DriftHealed",
-        message: format!("corrected: {}", parts.join("; ")),
-    }]
+    let message = format!("corrected: {}", parts.join("; "));
+    vec![ObjectEvent::normal("DriftHealed", message)]
 }
 
 /// Returns an event if the new message describes other drift than the previous one.
 pub(crate) fn drift_event(previous: Option<&str>, current: &str) -> Option<ObjectEvent> {
     let current = findings_in(current)?;
-    (previous.and_then(findings_in) != Some(current)).then(|| ObjectEvent {
-        warning: true,
-        reason: "DriftDetected",
-        message: current.to_owned(),
-    })
+    let is_new = previous.and_then(findings_in) != Some(current);
+    is_new.then(|| ObjectEvent::warning("DriftDetected", current))
 }
 
 #[cfg(test)]
@@ -183,7 +177,7 @@ mod tests {
             (
                 vec![finding("a", FindingOutcome::HeldBack)],
                 Some(
-                    "ConfigMap acme/a differs at /data/a, by \"kubectl-edit\", repeatedly: corrected at growing intervals",
+                    "ConfigMap acme/a differs at /data/a, by \"kubectl-edit\", repeatedly: corrected at increasing intervals",
                 ),
             ),
             (

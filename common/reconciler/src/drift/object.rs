@@ -103,10 +103,7 @@ mod tests {
     use super::*;
 
     pub(super) fn release() -> ReleaseKey {
-        ReleaseKey {
-            namespace: "acme".to_owned(),
-            name: "web".to_owned(),
-        }
+        ReleaseKey::new("acme", "web")
     }
 
     #[test]

@@ -440,10 +440,7 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(600);
 
     fn key(number: u32) -> OwnerKey {
-        OwnerKey::Tenant(TenantKey {
-            namespace: "default".to_owned(),
-            name: format!("t{number:03}"),
-        })
+        OwnerKey::Tenant(TenantKey::new("default", format!("t{number:03}")))
     }
 
     pub(super) fn at(seconds: u64) -> BootTime {

@@ -108,11 +108,7 @@ impl Reconciler {
                 tracing::warn!(member = %self.member.name,
                     tenant = %format_args!("{}/{}", tenant.namespace().unwrap_or_default(), tenant.name_any()),
                     generation = tenant.metadata.generation, "{message}");
-                let event = ObjectEvent {
-                    warning: true,
-                    reason: "TenantInvalid",
-                    message,
-                };
+                let event = ObjectEvent::warning("TenantInvalid", message);
                 self.runner
                     .events
                     .record_event(tenant.object_ref(&()), event);

@@ -558,7 +558,7 @@ fn duplicate_name_is_rejected() {
     let error = parsed(&document).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "users has the name \"admin\" more than once: leave one of them"
+        "users has the name \"admin\" more than once: keep one of them"
     );
 }
 

@@ -109,6 +109,7 @@ fn pinned_version(tx: watch::Sender<ResolvedVersion>) -> PinnedVersion {
         next: None,
         failures: 0,
         last_resolution: None,
+        notifier: Notifier::default(),
     }
 }
 

@@ -9,7 +9,7 @@ use krypton_types::conditions::{
 };
 use krypton_types::names;
 
-use super::{DeploymentView, Repair, Site, normal_event, warning_event};
+use super::{DeploymentView, Repair, Site};
 
 /// Reasons of the condition `Ready` that the shared reasons lack.
 mod ready {
@@ -301,7 +301,7 @@ impl DeploymentView<'_> {
             && let Some(chart) = applied_chart.as_ref()
             && previous_chart.as_ref() != Some(chart)
         {
-            events.push(normal_event(
+            events.push(ObjectEvent::normal(
                 "HelmDeployed",
                 format!("{}: {chart}", self.release_description()),
             ));
@@ -338,16 +338,16 @@ impl DeploymentView<'_> {
 fn ready_event(state: &State) -> ObjectEvent {
     let message = state.message.clone();
     match state.reason.as_str() {
-        ready::DEPLOYED => normal_event("Ready", message),
-        ready::ACCOUNT_MISSING => warning_event("AccountMissing", message),
-        ready::EDGE_UNAVAILABLE => warning_event("EdgeUnavailable", message),
-        ready::DELETING => normal_event("DeleteStarted", message),
-        ready::NOT_READY => normal_event("NotReady", message),
-        ready::REPAIR_TRIGGERED => warning_event("RepairTriggered", message),
-        reason::HEALTH_CHECK_FAILED => warning_event("HealthCheckFailed", message),
-        reason::UNINSTALL_FAILED => warning_event("HelmUninstallFailed", message),
-        ready::HELM_FAILED => warning_event("HelmDeployFailed", message),
-        _ => warning_event("Refused", message),
+        ready::DEPLOYED => ObjectEvent::normal("Ready", message),
+        ready::ACCOUNT_MISSING => ObjectEvent::warning("AccountMissing", message),
+        ready::EDGE_UNAVAILABLE => ObjectEvent::warning("EdgeUnavailable", message),
+        ready::DELETING => ObjectEvent::normal("DeleteStarted", message),
+        ready::NOT_READY => ObjectEvent::normal("NotReady", message),
+        ready::REPAIR_TRIGGERED => ObjectEvent::warning("RepairTriggered", message),
+        reason::HEALTH_CHECK_FAILED => ObjectEvent::warning("HealthCheckFailed", message),
+        reason::UNINSTALL_FAILED => ObjectEvent::warning("HelmUninstallFailed", message),
+        ready::HELM_FAILED => ObjectEvent::warning("HelmDeployFailed", message),
+        _ => ObjectEvent::warning("Refused", message),
     }
 }
 

@@ -2,7 +2,6 @@ use std::sync::Arc;
 
 use krypton_crds::edge_cluster::Mode;
 use krypton_runtime::newest::Newest as _;
-use krypton_types::conditions::ClusterState;
 use krypton_types::deployment::{DeploymentKey, DeploymentReport};
 use krypton_types::tenant::{TenantKey, TenantReport};
 
@@ -48,20 +47,11 @@ fn writing(holder: &str) -> MemberReport {
 }
 
 fn key(name: &str) -> TenantKey {
-    TenantKey {
-        namespace: "default".to_owned(),
-        name: name.to_owned(),
-    }
+    TenantKey::new("default", name)
 }
 
 fn report(reason: &str) -> TenantReport {
-    TenantReport {
-        observed_generation: 1,
-        applied_chart: String::new(),
-        next: None,
-        handled_request: None,
-        state: ClusterState::from(State::new(Truth::True, reason, "")),
-    }
+    TenantReport::new(1, State::new(Truth::True, reason, ""))
 }
 
 fn changes(member: Option<MemberReport>, tenants: &[(&str, &str)]) -> Changes {
@@ -77,6 +67,11 @@ fn changes(member: Option<MemberReport>, tenants: &[(&str, &str)]) -> Changes {
 }
 
 impl FleetFixture {
+    fn report(&self, id: ReporterId, changes: Changes, complete: Option<u64>, second: u64) {
+        self.members
+            .report(MEMBER, id, changes, complete, at(second));
+    }
+
     fn mode(&self) -> (Mode, String) {
         let observation = self.members.observation(MEMBER).unwrap();
         (observation.mode, observation.healthy.reason)
@@ -89,7 +84,7 @@ fn lease_holder_is_reporter_among_agent_and_proxy() {
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
     let _requests = fleet.members.open(MEMBER, proxy, at(0));
     let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
-    fleet.members.report(MEMBER, proxy, first, Some(0), at(1));
+    fleet.report(proxy, first, Some(0), 1);
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
     // The agent connects, observes and waits for the Lease. Its reports do not count yet.
     let requests = fleet.members.open(MEMBER, agent, at(2));
@@ -97,18 +92,14 @@ fn lease_holder_is_reporter_among_agent_and_proxy() {
         Some(observing("hub/a")),
         &[("t", "OfTheAgent"), ("u", "OfTheAgent")],
     );
-    fleet
-        .members
-        .report(MEMBER, agent, observed, Some(0), at(3));
+    fleet.report(agent, observed, Some(0), 3);
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
     assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Ready);
     // The proxy yields. The hub requests a full report from the agent, because the earlier one was dropped.
     fleet.members.close(MEMBER, proxy, at(4));
     assert_eq!(requests.get(), 1);
     let full_report = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
-    fleet
-        .members
-        .report(MEMBER, agent, full_report, Some(1), at(5));
+    fleet.report(agent, full_report, Some(1), 5);
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 2);
 }
@@ -138,25 +129,17 @@ fn only_complete_report_removes_missing_tenants() {
     let agent = ReporterId::Session(1);
     let _first = fleet.members.open(MEMBER, agent, at(0));
     let all = changes(Some(writing("agent/a")), &[("t", "A"), ("u", "A")]);
-    fleet.members.report(MEMBER, agent, all, Some(0), at(1));
+    fleet.report(agent, all, Some(0), 1);
     fleet.members.close(MEMBER, agent, at(2));
     let agent = ReporterId::Session(2);
     let _second = fleet.members.open(MEMBER, agent, at(3));
-    fleet
-        .members
-        .report(MEMBER, agent, changes(None, &[("u", "B")]), None, at(4));
+    fleet.report(agent, changes(None, &[("u", "B")]), None, 4);
     assert_eq!(
         fleet.reports.counts(MEMBER, false).total,
         2,
         "an unfinished account removes nothing"
     );
-    fleet.members.report(
-        MEMBER,
-        agent,
-        changes(Some(writing("agent/a")), &[]),
-        Some(0),
-        at(5),
-    );
+    fleet.report(agent, changes(Some(writing("agent/a")), &[]), Some(0), 5);
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
 }
 
@@ -165,13 +148,7 @@ fn observing_proxy_reports_after_agent_is_lost() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _requests = fleet.members.open(MEMBER, agent, at(0));
-    fleet.members.report(
-        MEMBER,
-        agent,
-        changes(Some(writing("agent/a")), &[]),
-        Some(0),
-        at(1),
-    );
+    fleet.report(agent, changes(Some(writing("agent/a")), &[]), Some(0), 1);
     fleet.members.close(MEMBER, agent, at(2));
     assert_eq!(
         fleet.members.presence(MEMBER).get(),
@@ -184,9 +161,7 @@ fn observing_proxy_reports_after_agent_is_lost() {
     assert_eq!(fleet.mode(), (Mode::Agent, reason::AGENT_AWAY.to_owned()));
     let _requests = fleet.members.open(MEMBER, ReporterId::Proxy, at(3));
     let observed = changes(Some(observing("agent/a")), &[("t", "Seen")]);
-    fleet
-        .members
-        .report(MEMBER, ReporterId::Proxy, observed, Some(0), at(4));
+    fleet.report(ReporterId::Proxy, observed, Some(0), 4);
     assert_eq!(fleet.mode(), (Mode::Agent, reason::OBSERVING.to_owned()));
     assert_eq!(
         fleet.members.observation(MEMBER).unwrap().holder.as_deref(),
@@ -201,7 +176,7 @@ fn digest_mismatch_requests_full_report_once() {
     let agent = ReporterId::Session(1);
     let requests = fleet.members.open(MEMBER, agent, at(0));
     let all = changes(Some(writing("agent/a")), &[("t", "A")]);
-    fleet.members.report(MEMBER, agent, all, Some(0), at(1));
+    fleet.report(agent, all, Some(0), 1);
     let same = fleet.reports.digest(MEMBER).unwrap();
     fleet.members.compare(MEMBER, agent, same, at(1));
     assert_eq!(requests.get(), 0);
@@ -209,7 +184,7 @@ fn digest_mismatch_requests_full_report_once() {
     fleet.members.compare(MEMBER, agent, (2, same.1), at(1));
     assert_eq!(requests.get(), 1);
     let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
-    fleet.members.report(MEMBER, agent, again, Some(1), at(2));
+    fleet.report(agent, again, Some(1), 2);
     assert_eq!(
         fleet.reports.digest(MEMBER).unwrap().0,
         2,
@@ -223,10 +198,7 @@ fn deployment_reports_count_only_from_current_reporter() {
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
     let deployments = Arc::clone(fleet.members.deployments());
     // A Tenant with the same name has no reports.
-    let key = DeploymentKey {
-        namespace: key("t").namespace,
-        name: "t".to_owned(),
-    };
+    let key = DeploymentKey::new("default", "t");
     let report_of = |reason: &str| DeploymentReport {
         uid: "uid-1".to_owned(),
         observed_generation: 1,
@@ -247,14 +219,12 @@ fn deployment_reports_count_only_from_current_reporter() {
     };
     let _requests = fleet.members.open(MEMBER, proxy, at(0));
     let first = changes_of(writing("hub/a"), "OfTheProxy");
-    fleet.members.report(MEMBER, proxy, first, Some(0), at(1));
+    fleet.report(proxy, first, Some(0), 1);
     assert_eq!(stored_reason(), ("OfTheProxy".to_owned(), true));
     assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
     let requests = fleet.members.open(MEMBER, agent, at(2));
     let observed = changes_of(observing("hub/a"), "OfTheAgent");
-    fleet
-        .members
-        .report(MEMBER, agent, observed, Some(0), at(3));
+    fleet.report(agent, observed, Some(0), 3);
     assert_eq!(stored_reason(), ("OfTheProxy".to_owned(), true));
     // The proxy's report stays until the agent has sent its full report.
     fleet.members.close(MEMBER, proxy, at(4));
@@ -263,7 +233,7 @@ fn deployment_reports_count_only_from_current_reporter() {
         (("OfTheProxy".to_owned(), false), 1)
     );
     let again = changes_of(writing("agent/a"), "OfTheAgent");
-    fleet.members.report(MEMBER, agent, again, Some(1), at(5));
+    fleet.report(agent, again, Some(1), 5);
     assert_eq!(stored_reason(), ("OfTheAgent".to_owned(), true));
     // The stored report matches the digest, so the hub requests nothing.
     let part = krypton_types::report_digest::part(&key, &report_of("OfTheAgent"));
@@ -291,7 +261,7 @@ fn agent_absence_counts_from_last_ready_contact() {
     for agent in [first, second] {
         let _requests = fleet.members.open(MEMBER, agent, at(100));
         let ready = changes(Some(writing("agent/a")), &[]);
-        fleet.members.report(MEMBER, agent, ready, Some(0), at(100));
+        fleet.report(agent, ready, Some(0), 100);
     }
     fleet.members.compare(MEMBER, first, (0, 0), at(150));
     fleet.members.compare(MEMBER, second, (0, 0), at(140));
@@ -304,13 +274,7 @@ fn agent_absence_counts_from_last_ready_contact() {
         ..writing("agent/a")
     };
     // The agent waits half a minute for its API server before it reports the failure.
-    fleet.members.report(
-        MEMBER,
-        second,
-        changes(Some(unreachable), &[]),
-        None,
-        at(190),
-    );
+    fleet.report(second, changes(Some(unreachable), &[]), None, 190);
     assert_eq!(presence.get(), Presence::Away(at(150)));
     fleet.members.compare(MEMBER, second, (0, 0), at(200));
     assert_eq!(presence.get(), Presence::Away(at(150)));
@@ -321,13 +285,7 @@ fn hold_back_overrides_reporter_until_lifted() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _requests = fleet.members.open(MEMBER, agent, at(0));
-    fleet.members.report(
-        MEMBER,
-        agent,
-        changes(Some(writing("agent/a")), &[]),
-        Some(0),
-        at(1),
-    );
+    fleet.report(agent, changes(Some(writing("agent/a")), &[]), Some(0), 1);
     let reason = Some((reason::BANNED, "by a person".to_owned()));
     fleet.members.hold_back(MEMBER, reason, at(2));
     assert_eq!(fleet.mode(), (Mode::None, reason::BANNED.to_owned()));
@@ -354,14 +312,14 @@ fn agent_without_tenants_is_resynced_after_proxy_leaves() {
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
     let _requests = fleet.members.open(MEMBER, proxy, at(0));
     let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
-    fleet.members.report(MEMBER, proxy, first, Some(0), at(1));
+    fleet.report(proxy, first, Some(0), 1);
     let requests = fleet.members.open(MEMBER, agent, at(2));
     let empty = changes(Some(observing("hub/a")), &[]);
-    fleet.members.report(MEMBER, agent, empty, Some(0), at(3));
+    fleet.report(agent, empty, Some(0), 3);
     fleet.members.close(MEMBER, proxy, at(4));
     assert_eq!(requests.get(), 1, "what was said to nobody is asked for");
     let empty = changes(Some(writing("agent/a")), &[]);
-    fleet.members.report(MEMBER, agent, empty, Some(1), at(5));
+    fleet.report(agent, empty, Some(1), 5);
     assert_eq!(fleet.reports.digest(MEMBER), Some((0, 0)));
 }
 
@@ -507,9 +465,7 @@ fn suspended_member_health_is_unknown_not_false() {
     let fleet = fleet();
     let _requests = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
     let report = changes(Some(writing("hub/a")), &[("t", "A")]);
-    fleet
-        .members
-        .report(MEMBER, ReporterId::Proxy, report, Some(0), at(1));
+    fleet.report(ReporterId::Proxy, report, Some(0), 1);
     for (reason, truth) in [
         (reason::SUSPENDED, Truth::Unknown),
         (reason::DUPLICATE, Truth::False),
@@ -535,7 +491,7 @@ fn new_term_forgets_reports_of_closed_session() {
     let agent = ReporterId::Session(1);
     let _requests = fleet.members.open(MEMBER, agent, at(0));
     let report = changes(Some(writing("agent/a")), &[("t", "A")]);
-    fleet.members.report(MEMBER, agent, report, Some(0), at(1));
+    fleet.report(agent, report, Some(0), 1);
     fleet.members.agent_connected(
         MEMBER,
         &AgentDetails {
@@ -586,13 +542,9 @@ fn new_term_keeps_proxy_reports_only_if_connected() {
         let fleet = fleet();
         let requests = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
         let all = changes(Some(observing("hub/b")), &[("t", "A")]);
-        fleet
-            .members
-            .report(MEMBER, ReporterId::Proxy, all, Some(0), at(1));
+        fleet.report(ReporterId::Proxy, all, Some(0), 1);
         let update = changes(Some(report), &[]);
-        fleet
-            .members
-            .report(MEMBER, ReporterId::Proxy, update, None, at(2));
+        fleet.report(ReporterId::Proxy, update, None, 2);
         fleet.members.begin_term(at(3));
         assert_eq!(fleet.reports.counts(MEMBER, false).total, total);
         assert_eq!(requests.get(), requested);
@@ -605,9 +557,7 @@ fn answer_beyond_the_limits_shows_for_a_while() {
     let healthy = || fleet.members.observation(MEMBER).unwrap().healthy.reason;
     fleet.members.open(MEMBER, ReporterId::Proxy, at(1));
     let report = changes(Some(writing("hub")), &[]);
-    fleet
-        .members
-        .report(MEMBER, ReporterId::Proxy, report, Some(0), at(1));
+    fleet.report(ReporterId::Proxy, report, Some(0), 1);
     assert_eq!(healthy(), reason::RECONCILING);
     fleet
         .members

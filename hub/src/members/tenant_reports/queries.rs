@@ -260,24 +260,15 @@ pub(crate) struct ReportedView {
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::conditions::{ClusterState, State, Truth};
+    use krypton_types::conditions::{State, Truth};
 
     use super::*;
     use crate::members::tenant_reports::TenantReportChanges;
 
     #[test]
     fn listing_has_worst_twenty_and_summarised_tenants() {
-        let key = |name: &str| TenantKey {
-            namespace: "default".to_owned(),
-            name: name.to_owned(),
-        };
-        let report = |truth| TenantReport {
-            observed_generation: 1,
-            applied_chart: String::new(),
-            state: ClusterState::from(State::new(truth, "R", "")),
-            next: None,
-            handled_request: None,
-        };
+        let key = |name: &str| TenantKey::new("default", name);
+        let report = |truth| TenantReport::new(1, State::new(truth, "R", ""));
         let reports = TenantReports::default();
         let failed = (0..30).map(|number| (key(&format!("b-{number}")), Truth::False));
         let all = failed.chain([(key("a"), Truth::True)]);

@@ -1,6 +1,6 @@
 use krypton_crds::tenant::TenantSpec;
 use krypton_runtime::newest::Newest as _;
-use krypton_types::conditions::{ClusterState, State, Truth, reason};
+use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::tenant::{TenantReport, UpcomingStep, UpcomingStepKind};
 use serde_json::json;
 
@@ -13,10 +13,7 @@ use crate::tenants::simulation::{
 const MEMBER: &str = "edge-1";
 
 fn key() -> TenantKey {
-    TenantKey {
-        namespace: "n".to_owned(),
-        name: "acme".to_owned(),
-    }
+    TenantKey::new("n", "acme")
 }
 
 fn object(version: &str, status: Option<TenantStatus>) -> Tenant {
@@ -37,13 +34,7 @@ fn at(millis: u64) -> DecisionTime {
 }
 
 fn report_reason(reports: &TenantReports, reason: &str) {
-    let report = TenantReport {
-        observed_generation: 1,
-        applied_chart: String::new(),
-        next: None,
-        handled_request: None,
-        state: ClusterState::from(State::new(Truth::True, reason, "")),
-    };
+    let report = TenantReport::new(1, State::new(Truth::True, reason, ""));
     reports.apply(
         MEMBER,
         TenantReportChanges::new([(key(), Some(report))].into()),
@@ -256,12 +247,10 @@ fn fields_unknown_to_old_crd_are_written_once() {
     store.put(key(), object("0", None), &reports);
     let failing = |second| {
         let next = UpcomingStep::at_second(UpcomingStepKind::Retry, Some(second), 1);
+        let failed = State::new(Truth::False, reason::INSTALL_FAILED, "");
         let report = TenantReport {
-            observed_generation: 1,
-            applied_chart: String::new(),
             next,
-            handled_request: None,
-            state: ClusterState::from(State::new(Truth::False, reason::INSTALL_FAILED, "")),
+            ..TenantReport::new(1, failed)
         };
         reports.apply(
             MEMBER,

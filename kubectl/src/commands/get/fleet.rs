@@ -67,7 +67,7 @@ fn row(tenant: &FleetTenant, view: View) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
-    use krypton_types::conditions::{ClusterState, State, Truth};
+    use krypton_types::conditions::{State, Truth};
     use krypton_types::tenant::{TenantKey, TenantReport};
 
     use super::*;
@@ -76,16 +76,10 @@ mod tests {
     fn fleet_table_has_row_for_each_reported_tenant() {
         let tenant = |member: &str, truth, reason: &str, chart: &str| FleetTenant {
             member: member.to_owned(),
-            key: TenantKey {
-                namespace: "default".to_owned(),
-                name: "acme".to_owned(),
-            },
+            key: TenantKey::new("default", "acme"),
             report: TenantReport {
-                observed_generation: 1,
                 applied_chart: chart.to_owned(),
-                state: ClusterState::from(State::new(truth, reason, "why")),
-                next: None,
-                handled_request: None,
+                ..TenantReport::new(1, State::new(truth, reason, "why"))
             },
         };
         let tenants = [

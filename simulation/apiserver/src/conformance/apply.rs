@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::custom::{widget, widgets};
-use super::objects::{CONFIG_MAPS, config_map, object_path, resource_version};
+use super::objects::{CONFIG_MAPS, ONE_CONFIG_MAP, config_map, object_path, resource_version};
 use super::run::{APPLY, Call, CaseRun, METADATA};
 
 super::table!(
@@ -35,109 +35,71 @@ fn with_force(path: &str, manager: &str) -> String {
     format!("{path}?force=true&fieldManager={manager}")
 }
 
-fn one_path() -> String {
-    object_path(CONFIG_MAPS, "one")
+/// Applies the ConfigMap `one` with this data.
+fn apply_one(run: &mut CaseRun<'_>, manager: &str, data: &Value) {
+    let path = with_manager(ONE_CONFIG_MAP, manager);
+    run.apply(&path, &config_map("one", data));
+}
+
+fn force_one(run: &mut CaseRun<'_>, manager: &str, data: &Value) {
+    let path = with_force(ONE_CONFIG_MAP, manager);
+    run.apply(&path, &config_map("one", data));
 }
 
 fn apply_creates(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     let mut object = config_map("one", &json!({"a": "1"}));
     object["metadata"]["labels"] = json!({"a": "b"});
-    run.apply(&with_manager(&one_path(), "first"), &object);
-    run.get(&one_path());
+    run.apply(&with_manager(ONE_CONFIG_MAP, "first"), &object);
+    run.get(ONE_CONFIG_MAP);
 }
 
 fn apply_updates(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "2", "b": "3"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "second"),
-        &config_map("one", &json!({"c": "4"})),
-    );
+    apply_one(run, "first", &json!({"a": "1"}));
+    apply_one(run, "first", &json!({"a": "2", "b": "3"}));
+    apply_one(run, "second", &json!({"c": "4"}));
 }
 
 fn apply_without_change(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1"})),
-    );
-    run.apply(
-        &with_force(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1"})),
-    );
+    apply_one(run, "first", &json!({"a": "1"}));
+    apply_one(run, "first", &json!({"a": "1"}));
+    force_one(run, "first", &json!({"a": "1"}));
 }
 
 fn apply_conflicts(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1", "b": "1"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "second"),
-        &config_map("one", &json!({"a": "2"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "second"),
-        &config_map("one", &json!({"a": "2", "b": "2"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "third"),
-        &config_map("one", &json!({"c": "1"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "fourth"),
-        &config_map("one", &json!({"a": "2", "c": "2"})),
-    );
-    run.get(&one_path());
+    apply_one(run, "first", &json!({"a": "1", "b": "1"}));
+    apply_one(run, "second", &json!({"a": "2"}));
+    apply_one(run, "second", &json!({"a": "2", "b": "2"}));
+    apply_one(run, "third", &json!({"c": "1"}));
+    apply_one(run, "fourth", &json!({"a": "2", "c": "2"}));
+    run.get(ONE_CONFIG_MAP);
 }
 
 fn apply_forced(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1", "b": "1"})),
-    );
-    run.apply(
-        &with_force(&one_path(), "second"),
-        &config_map("one", &json!({"a": "2"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"b": "1"})),
-    );
-    run.apply(
-        &with_force(&one_path(), "first"),
-        &config_map("one", &json!({"a": "3"})),
-    );
+    apply_one(run, "first", &json!({"a": "1", "b": "1"}));
+    force_one(run, "second", &json!({"a": "2"}));
+    apply_one(run, "first", &json!({"b": "1"}));
+    force_one(run, "first", &json!({"a": "3"}));
 }
 
 fn apply_removes_owned_fields(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     let mut object = config_map("one", &json!({"a": "1", "b": "1"}));
     object["metadata"]["labels"] = json!({"a": "b", "c": "d"});
-    run.apply(&with_manager(&one_path(), "first"), &object);
+    run.apply(&with_manager(ONE_CONFIG_MAP, "first"), &object);
     run.merge(
-        &with_manager(&one_path(), "other"),
+        &with_manager(ONE_CONFIG_MAP, "other"),
         &json!({"data": {"c": "1"}}),
     );
     object["metadata"]["labels"] = json!({"c": "d"});
     object["data"] = json!({"a": "1"});
-    run.apply(&with_manager(&one_path(), "first"), &object);
+    run.apply(&with_manager(ONE_CONFIG_MAP, "first"), &object);
     run.apply(
-        &with_manager(&one_path(), "first"),
+        &with_manager(ONE_CONFIG_MAP, "first"),
         &json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}
         }),
@@ -146,22 +108,10 @@ fn apply_removes_owned_fields(run: &mut CaseRun<'_>) {
 
 fn apply_shares_fields(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1", "b": "1"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "second"),
-        &config_map("one", &json!({"a": "1"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"b": "1"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "second"),
-        &config_map("one", &json!({})),
-    );
+    apply_one(run, "first", &json!({"a": "1", "b": "1"}));
+    apply_one(run, "second", &json!({"a": "1"}));
+    apply_one(run, "first", &json!({"b": "1"}));
+    apply_one(run, "second", &json!({}));
 }
 
 fn apply_after_update(run: &mut CaseRun<'_>) {
@@ -170,69 +120,48 @@ fn apply_after_update(run: &mut CaseRun<'_>) {
         &with_manager(CONFIG_MAPS, "creator"),
         &config_map("one", &json!({"a": "1", "b": "1"})),
     );
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "2"})),
-    );
-    run.apply(
-        &with_force(&one_path(), "first"),
-        &config_map("one", &json!({"a": "2"})),
-    );
+    apply_one(run, "first", &json!({"a": "2"}));
+    force_one(run, "first", &json!({"a": "2"}));
     run.merge(
-        &with_manager(&one_path(), "creator"),
+        &with_manager(ONE_CONFIG_MAP, "creator"),
         &json!({"data": {"a": "3"}}),
     );
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "2"})),
-    );
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "3"})),
-    );
+    apply_one(run, "first", &json!({"a": "2"}));
+    apply_one(run, "first", &json!({"a": "3"}));
 }
 
 fn apply_dry_run(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     run.apply(
-        &format!("{}&dryRun=All", with_manager(&one_path(), "first")),
+        &format!("{}&dryRun=All", with_manager(ONE_CONFIG_MAP, "first")),
         &config_map("one", &json!({"a": "1"})),
     );
-    run.get(&one_path());
+    run.get(ONE_CONFIG_MAP);
+    apply_one(run, "first", &json!({"a": "1"}));
     run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1"})),
-    );
-    run.apply(
-        &format!("{}&dryRun=All", with_manager(&one_path(), "first")),
+        &format!("{}&dryRun=All", with_manager(ONE_CONFIG_MAP, "first")),
         &config_map("one", &json!({"a": "2"})),
     );
     run.apply(
-        &format!("{}&dryRun=All", with_force(&one_path(), "second")),
+        &format!("{}&dryRun=All", with_force(ONE_CONFIG_MAP, "second")),
         &config_map("one", &json!({"a": "3"})),
     );
     run.apply(
-        &format!("{}&dryRun=All", with_manager(&one_path(), "second")),
+        &format!("{}&dryRun=All", with_manager(ONE_CONFIG_MAP, "second")),
         &config_map("one", &json!({"a": "3"})),
     );
-    run.get(&one_path());
+    run.get(ONE_CONFIG_MAP);
 }
 
 fn apply_needs_manager(run: &mut CaseRun<'_>) {
-    run.apply(&one_path(), &config_map("one", &json!({})));
-    run.apply(
-        &with_manager(&one_path(), ""),
-        &config_map("one", &json!({})),
-    );
+    run.apply(ONE_CONFIG_MAP, &config_map("one", &json!({})));
+    apply_one(run, "", &json!({}));
     let long = "a".repeat(129);
-    run.apply(
-        &with_manager(&one_path(), &long),
-        &config_map("one", &json!({})),
-    );
+    apply_one(run, &long, &json!({}));
 }
 
 fn apply_rejected(run: &mut CaseRun<'_>) {
-    let path = with_manager(&one_path(), "first");
+    let path = with_manager(ONE_CONFIG_MAP, "first");
     run.apply(&path, &json!({"metadata": {"name": "one"}}));
     run.apply(
         &path,
@@ -354,16 +283,13 @@ fn apply_with_finalizers_and_owner(run: &mut CaseRun<'_>) {
     object["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]
     }]);
-    run.apply(&with_manager(&one_path(), "first"), &object);
+    run.apply(&with_manager(ONE_CONFIG_MAP, "first"), &object);
     run.merge(
-        &with_manager(&one_path(), "other"),
+        &with_manager(ONE_CONFIG_MAP, "other"),
         &json!({"metadata": {"finalizers": ["example.com/a", "example.com/b"]}}),
     );
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1"})),
-    );
-    run.unrecorded(|run| run.merge(&one_path(), &json!({"metadata": {"finalizers": null}})));
+    apply_one(run, "first", &json!({"a": "1"}));
+    run.unrecorded(|run| run.merge(ONE_CONFIG_MAP, &json!({"metadata": {"finalizers": null}})));
 }
 
 fn apply_secret(run: &mut CaseRun<'_>) {
@@ -431,13 +357,10 @@ fn managers_of_other_writes(run: &mut CaseRun<'_>) {
 
 fn managers_cleared(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
-    run.apply(
-        &with_manager(&one_path(), "first"),
-        &config_map("one", &json!({"a": "1"})),
+    apply_one(run, "first", &json!({"a": "1"}));
+    run.merge(
+        ONE_CONFIG_MAP,
+        &json!({"metadata": {"managedFields": [{}]}}),
     );
-    run.merge(&one_path(), &json!({"metadata": {"managedFields": [{}]}}));
-    run.apply(
-        &with_manager(&one_path(), "second"),
-        &config_map("one", &json!({"a": "2"})),
-    );
+    apply_one(run, "second", &json!({"a": "2"}));
 }

@@ -1,8 +1,8 @@
 //! The API calls of the hub and the agent. The table must contain a request for each of them.
 //!
 //! A call is `VERB KIND [metadata] [PARAMETER ...]`. The kind is the plural of a built-in kind, `custom` for all custom
-//! objects, or the path of a raw request. With `metadata`, the client requests only metadata. Parameters are those of the
-//! query, and fields of delete options. Every watch also has [`WATCH`].
+//! objects, or the path of a raw request. With `metadata`, the client requests only metadata. Parameters are query
+//! parameters, and fields of delete options. Every watch also has [`WATCH`].
 
 /// Query parameters of every watch of kube.
 pub const WATCH: [&str; 4] = [

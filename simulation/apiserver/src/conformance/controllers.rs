@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::custom::{widget, widgets};
-use super::objects::{CONFIG_MAPS, SECRETS, config_map, object_path, uid};
+use super::objects::{CONFIG_MAPS, ONE_CONFIG_MAP, SECRETS, config_map, object_path, uid};
 use super::run::{Call, CaseRun, METADATA};
 
 super::table!(
@@ -139,10 +139,10 @@ fn garbage_of_background_deletion(run: &mut CaseRun<'_>) {
     let owner = widget(run, "owner", &json!({"color": "red"}));
     let owner = run.post(&objects, &owner);
     run.post(CONFIG_MAPS, &owned("one", &owner));
-    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.get(ONE_CONFIG_MAP);
     let options = json!({"propagationPolicy": "Background", "preconditions": {"uid": uid(&owner)}});
     run.delete(&object_path(&objects, "owner"), &options);
-    run.wait(object_path(CONFIG_MAPS, "one"), is_gone);
+    run.wait(ONE_CONFIG_MAP, is_gone);
 }
 
 fn garbage_of_orphaning_deletion(run: &mut CaseRun<'_>) {
@@ -156,13 +156,10 @@ fn garbage_of_orphaning_deletion(run: &mut CaseRun<'_>) {
         &json!({"propagationPolicy": "Orphan"}),
     );
     run.wait(object_path(SECRETS, "owner"), is_gone);
-    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.get(ONE_CONFIG_MAP);
+    run.delete(ONE_CONFIG_MAP, &json!({"propagationPolicy": "Sideways"}));
     run.delete(
-        &object_path(CONFIG_MAPS, "one"),
-        &json!({"propagationPolicy": "Sideways"}),
-    );
-    run.delete(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &json!({"propagationPolicy": "Background", "orphanDependents": true}),
     );
 }
@@ -171,7 +168,7 @@ fn garbage_of_missing_owner(run: &mut CaseRun<'_>) {
     let mut owner = config_map("gone", &json!({}));
     owner["metadata"]["uid"] = json!("00000000-0000-4000-8000-000000000001");
     run.unrecorded(|run| run.post(CONFIG_MAPS, &owned("one", &owner)));
-    run.wait(object_path(CONFIG_MAPS, "one"), is_gone);
+    run.wait(ONE_CONFIG_MAP, is_gone);
 }
 
 fn deployment(replicas: u32) -> Value {

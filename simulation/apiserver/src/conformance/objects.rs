@@ -24,6 +24,9 @@ super::table!(
 
 pub(super) const CONFIG_MAPS: &str = "/api/v1/namespaces/:ns/configmaps";
 pub(super) const SECRETS: &str = "/api/v1/namespaces/:ns/secrets";
+/// Path of the ConfigMap `one`.
+pub(super) const ONE_CONFIG_MAP: &str = "/api/v1/namespaces/:ns/configmaps/one";
+pub(super) const ONE_SECRET: &str = "/api/v1/namespaces/:ns/secrets/one";
 
 /// Returns the path of an object in a collection.
 pub(super) fn object_path(collection: &str, name: &str) -> String {
@@ -56,14 +59,14 @@ pub(super) fn with_version(mut object: Value, version: &str) -> Value {
 
 fn config_map_life(run: &mut CaseRun<'_>) {
     run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
-    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.get(ONE_CONFIG_MAP);
     run.put(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &config_map("one", &json!({"a": "2", "b": ""})),
     );
     run.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Done"));
-    run.delete(&object_path(CONFIG_MAPS, "one"), &json!({}));
-    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.delete(ONE_CONFIG_MAP, &json!({}));
+    run.get(ONE_CONFIG_MAP);
     run.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Done"));
 }
 
@@ -127,30 +130,24 @@ fn replace_needs_current_version(run: &mut CaseRun<'_>) {
         config_map("one", &json!({"a": "2"})),
         &resource_version(&first),
     );
-    run.put(&object_path(CONFIG_MAPS, "one"), &changed);
-    run.put(&object_path(CONFIG_MAPS, "one"), &changed);
+    run.put(ONE_CONFIG_MAP, &changed);
+    run.put(ONE_CONFIG_MAP, &changed);
     run.put(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &with_version(config_map("one", &json!({"a": "3"})), "text"),
     );
     let mut foreign = config_map("one", &json!({"a": "4"}));
     foreign["metadata"]["uid"] = json!("00000000-0000-4000-8000-000000000000");
-    run.put(&object_path(CONFIG_MAPS, "one"), &foreign);
-    run.put(
-        &object_path(CONFIG_MAPS, "one"),
-        &config_map("two", &json!({})),
-    );
-    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.put(ONE_CONFIG_MAP, &foreign);
+    run.put(ONE_CONFIG_MAP, &config_map("two", &json!({})));
+    run.get(ONE_CONFIG_MAP);
 }
 
 fn replace_without_change(run: &mut CaseRun<'_>) {
     let first = run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
-    run.put(&object_path(CONFIG_MAPS, "one"), &first);
-    run.merge(
-        &object_path(CONFIG_MAPS, "one"),
-        &json!({"data": {"a": "1"}}),
-    );
-    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.put(ONE_CONFIG_MAP, &first);
+    run.merge(ONE_CONFIG_MAP, &json!({"data": {"a": "1"}}));
+    run.get(ONE_CONFIG_MAP);
 }
 
 fn replace_missing_object(run: &mut CaseRun<'_>) {
@@ -171,28 +168,25 @@ fn replace_missing_object(run: &mut CaseRun<'_>) {
 fn delete_by_uid(run: &mut CaseRun<'_>) {
     let first = run.post(CONFIG_MAPS, &config_map("one", &json!({})));
     let other = json!({"preconditions": {"uid": "00000000-0000-4000-8000-000000000000"}});
-    run.delete(&object_path(CONFIG_MAPS, "one"), &other);
+    run.delete(ONE_CONFIG_MAP, &other);
     run.delete(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &json!({"preconditions": {"uid": uid(&first)}}),
     );
     run.delete(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &json!({"preconditions": {"uid": uid(&first)}}),
     );
 }
 
 fn delete_by_version(run: &mut CaseRun<'_>) {
     let first = run.post(CONFIG_MAPS, &config_map("one", &json!({})));
-    let next = run.merge(
-        &object_path(CONFIG_MAPS, "one"),
-        &json!({"data": {"a": "1"}}),
-    );
+    let next = run.merge(ONE_CONFIG_MAP, &json!({"data": {"a": "1"}}));
     let stale = json!({"preconditions": {"resourceVersion": resource_version(&first)}});
-    run.delete(&object_path(CONFIG_MAPS, "one"), &stale);
+    run.delete(ONE_CONFIG_MAP, &stale);
     let conditions = json!({"uid": uid(&first), "resourceVersion": resource_version(&next)});
     run.delete(
-        &format!("{}?dryRun=All", object_path(CONFIG_MAPS, "one")),
+        &format!("{ONE_CONFIG_MAP}?dryRun=All"),
         &json!({"preconditions": conditions}),
     );
     let options = json!({
@@ -201,46 +195,40 @@ fn delete_by_version(run: &mut CaseRun<'_>) {
         "dryRun": ["All"],
         "preconditions": conditions
     });
-    run.delete(&object_path(CONFIG_MAPS, "one"), &options);
-    run.delete(
-        &object_path(CONFIG_MAPS, "one"),
-        &json!({"preconditions": conditions}),
-    );
-    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.delete(ONE_CONFIG_MAP, &options);
+    run.delete(ONE_CONFIG_MAP, &json!({"preconditions": conditions}));
+    run.get(ONE_CONFIG_MAP);
 }
 
 fn delete_missing_object(run: &mut CaseRun<'_>) {
     run.delete(&object_path(CONFIG_MAPS, "none"), &json!({}));
     run.send(Call::new("DELETE", object_path(CONFIG_MAPS, "none")));
     run.post(CONFIG_MAPS, &config_map("one", &json!({})));
-    run.send(Call::new("DELETE", object_path(CONFIG_MAPS, "one")));
+    run.send(Call::new("DELETE", ONE_CONFIG_MAP));
 }
 
 fn finalizer_delays_deletion(run: &mut CaseRun<'_>) {
     let metadata = json!({"name": "one", "finalizers": ["example.com/a", "example.com/b"]});
     run.post(CONFIG_MAPS, &json!({"metadata": metadata}));
-    run.delete(&object_path(CONFIG_MAPS, "one"), &json!({}));
-    let terminating = run.get(&object_path(CONFIG_MAPS, "one"));
+    run.delete(ONE_CONFIG_MAP, &json!({}));
+    let terminating = run.get(ONE_CONFIG_MAP);
     run.delete(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &json!({"preconditions": {"uid": uid(&terminating)}}),
     );
+    run.merge(ONE_CONFIG_MAP, &json!({"data": {"a": "1"}}));
     run.merge(
-        &object_path(CONFIG_MAPS, "one"),
-        &json!({"data": {"a": "1"}}),
-    );
-    run.merge(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &json!({"metadata": {"finalizers": ["example.com/b"]}}),
     );
     run.merge(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &json!({"metadata": {"finalizers": ["example.com/b", "example.com/c"]}}),
     );
-    let mut with_finalizers = run.get(&object_path(CONFIG_MAPS, "one"));
+    let mut with_finalizers = run.get(ONE_CONFIG_MAP);
     with_finalizers["metadata"]["finalizers"] = json!([]);
-    run.put(&object_path(CONFIG_MAPS, "one"), &with_finalizers);
-    run.get(&object_path(CONFIG_MAPS, "one"));
+    run.put(ONE_CONFIG_MAP, &with_finalizers);
+    run.get(ONE_CONFIG_MAP);
 }
 
 fn secret_types(run: &mut CaseRun<'_>) {
@@ -283,16 +271,10 @@ fn secret_immutable(run: &mut CaseRun<'_>) {
         SECRETS,
         &json!({"metadata": {"name": "one"}, "immutable": true, "data": {"a": "YQ=="}}),
     );
-    run.merge(
-        &object_path(SECRETS, "one"),
-        &json!({"data": {"a": "Yg=="}}),
-    );
-    run.merge(&object_path(SECRETS, "one"), &json!({"immutable": false}));
-    run.merge(
-        &object_path(SECRETS, "one"),
-        &json!({"metadata": {"labels": {"a": "b"}}}),
-    );
-    run.delete(&object_path(SECRETS, "one"), &json!({}));
+    run.merge(ONE_SECRET, &json!({"data": {"a": "Yg=="}}));
+    run.merge(ONE_SECRET, &json!({"immutable": false}));
+    run.merge(ONE_SECRET, &json!({"metadata": {"labels": {"a": "b"}}}));
+    run.delete(ONE_SECRET, &json!({}));
 }
 
 fn config_map_binary_data(run: &mut CaseRun<'_>) {
@@ -300,12 +282,9 @@ fn config_map_binary_data(run: &mut CaseRun<'_>) {
         CONFIG_MAPS,
         &json!({"metadata": {"name": "one"}, "binaryData": {"a": "AAEC"}, "data": {"b": "c"}}),
     );
+    run.merge(ONE_CONFIG_MAP, &json!({"binaryData": {"b": "AAEC"}}));
     run.merge(
-        &object_path(CONFIG_MAPS, "one"),
-        &json!({"binaryData": {"b": "AAEC"}}),
-    );
-    run.merge(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &json!({"binaryData": {"a": null, "d": "AAEC"}}),
     );
 }

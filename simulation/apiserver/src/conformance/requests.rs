@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::objects::{CONFIG_MAPS, SECRETS, config_map, object_path};
+use super::objects::{CONFIG_MAPS, ONE_CONFIG_MAP, ONE_SECRET, SECRETS, config_map, object_path};
 use super::run::{Call, CaseRun, JSON, MERGE, METADATA, METADATA_LIST};
 
 super::table!(
@@ -45,10 +45,7 @@ fn unsupported_methods(run: &mut CaseRun<'_>) {
     run.post(CONFIG_MAPS, &config_map("one", &json!({})));
     run.put(CONFIG_MAPS, &config_map("one", &json!({})));
     run.merge(CONFIG_MAPS, &json!({}));
-    run.post(
-        &object_path(CONFIG_MAPS, "one"),
-        &config_map("one", &json!({})),
-    );
+    run.post(ONE_CONFIG_MAP, &config_map("one", &json!({})));
     run.post("/api/v1/configmaps", &config_map("one", &json!({})));
     run.delete("/api/v1/namespaces", &json!({}));
     run.get(&object_path(CONFIG_MAPS, "one/status"));
@@ -68,15 +65,15 @@ fn malformed_bodies(run: &mut CaseRun<'_>) {
     );
     run.post(CONFIG_MAPS, &config_map("one", &json!({})));
     run.send(
-        Call::new("PATCH", object_path(CONFIG_MAPS, "one"))
+        Call::new("PATCH", ONE_CONFIG_MAP)
             .content_type(MERGE)
             .text("{"),
     );
-    run.merge(&object_path(CONFIG_MAPS, "one"), &json!(["a"]));
-    run.merge(&object_path(CONFIG_MAPS, "one"), &json!({"data": {"a": 1}}));
-    run.send(Call::new("DELETE", object_path(CONFIG_MAPS, "one")).text("{"));
+    run.merge(ONE_CONFIG_MAP, &json!(["a"]));
+    run.merge(ONE_CONFIG_MAP, &json!({"data": {"a": 1}}));
+    run.send(Call::new("DELETE", ONE_CONFIG_MAP).text("{"));
     run.delete(
-        &object_path(CONFIG_MAPS, "one"),
+        ONE_CONFIG_MAP,
         &json!({"kind": "ConfigMap", "apiVersion": "v1"}),
     );
 }
@@ -90,12 +87,12 @@ fn unsupported_content_types(run: &mut CaseRun<'_>) {
     );
     run.post(CONFIG_MAPS, &body);
     run.send(
-        Call::new("PUT", object_path(CONFIG_MAPS, "one"))
+        Call::new("PUT", ONE_CONFIG_MAP)
             .content_type("text/plain")
             .body(&body),
     );
     run.send(
-        Call::new("PUT", object_path(CONFIG_MAPS, "one"))
+        Call::new("PUT", ONE_CONFIG_MAP)
             .content_type(MERGE)
             .body(&body),
     );
@@ -103,8 +100,8 @@ fn unsupported_content_types(run: &mut CaseRun<'_>) {
 
 fn unsupported_accepts(run: &mut CaseRun<'_>) {
     run.post(CONFIG_MAPS, &config_map("one", &json!({})));
-    run.send(Call::new("GET", object_path(CONFIG_MAPS, "one")).accept("text/plain"));
-    run.send(Call::new("GET", object_path(CONFIG_MAPS, "one")).accept("*/*"));
+    run.send(Call::new("GET", ONE_CONFIG_MAP).accept("text/plain"));
+    run.send(Call::new("GET", ONE_CONFIG_MAP).accept("*/*"));
     run.send(Call::new("GET", object_path(CONFIG_MAPS, "none")).accept("*/*"));
     run.send(Call::new("GET", object_path(CONFIG_MAPS, "none")).accept(METADATA));
 }
@@ -112,7 +109,7 @@ fn unsupported_accepts(run: &mut CaseRun<'_>) {
 fn patch_content_types(run: &mut CaseRun<'_>) {
     run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
     let patch = |content_type| {
-        let call = Call::new("PATCH", object_path(CONFIG_MAPS, "one")).content_type(content_type);
+        let call = Call::new("PATCH", ONE_CONFIG_MAP).content_type(content_type);
         call.body(&json!({"data": {"b": "2"}}))
     };
     run.send(patch(JSON));
@@ -148,10 +145,7 @@ fn invalid_parameters(run: &mut CaseRun<'_>) {
         &format!("{CONFIG_MAPS}?fieldValidation=Other"),
         &config_map("one", &json!({})),
     );
-    run.merge(
-        &format!("{}?force=true", object_path(CONFIG_MAPS, "one")),
-        &json!({}),
-    );
+    run.merge(&format!("{ONE_CONFIG_MAP}?force=true"), &json!({}));
 }
 
 fn metadata_get(run: &mut CaseRun<'_>) {
@@ -159,7 +153,7 @@ fn metadata_get(run: &mut CaseRun<'_>) {
         SECRETS,
         &json!({"metadata": {"name": "one", "labels": {"a": "b"}}, "data": {"a": "YQ=="}}),
     );
-    run.send(Call::new("GET", object_path(SECRETS, "one")).accept(METADATA));
+    run.send(Call::new("GET", ONE_SECRET).accept(METADATA));
     run.send(Call::new("GET", object_path(SECRETS, "none")).accept(METADATA));
     run.send(
         Call::new("GET", "/api/v1/namespaces/kube-system")
@@ -190,7 +184,7 @@ fn metadata_patch(run: &mut CaseRun<'_>) {
     let first = json!({"metadata": {"name": "one", "labels": {"a": "b"}}, "data": {"a": "YQ=="}});
     run.post(SECRETS, &first);
     let patch = |body: serde_json::Value| {
-        let call = Call::new("PATCH", object_path(SECRETS, "one"));
+        let call = Call::new("PATCH", ONE_SECRET);
         call.content_type(MERGE).accept(METADATA).body(&body)
     };
     run.send(patch(
@@ -205,5 +199,5 @@ fn metadata_patch(run: &mut CaseRun<'_>) {
         "kind": "PartialObjectMetadata",
         "metadata": {"annotations": {"e": "f"}}
     })));
-    run.get(&object_path(SECRETS, "one"));
+    run.get(ONE_SECRET);
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::custom::{widget, widgets};
-use super::objects::{CONFIG_MAPS, SECRETS, config_map, object_path, resource_version};
+use super::objects::{CONFIG_MAPS, ONE_SECRET, SECRETS, config_map, object_path, resource_version};
 use super::run::{Call, CaseRun, METADATA};
 
 super::table!(
@@ -45,7 +45,7 @@ fn list_version(run: &mut CaseRun<'_>, path: &str) -> String {
 fn watch_from_version(run: &mut CaseRun<'_>) {
     let first = run.post(SECRETS, &secret("one", "a"));
     let second = set_label(run, "one", "b");
-    run.delete(&object_path(SECRETS, "one"), &json!({}));
+    run.delete(ONE_SECRET, &json!({}));
     let watch = run.watch(format!(
         "{SECRETS}?watch=true&resourceVersion={}",
         resource_version(&first)
@@ -72,7 +72,7 @@ fn watch_from_list(run: &mut CaseRun<'_>) {
     run.expect_silence(watch);
     set_label(run, "one", "b");
     run.post(SECRETS, &secret("two", "a"));
-    run.delete(&object_path(SECRETS, "one"), &json!({}));
+    run.delete(ONE_SECRET, &json!({}));
     run.events(watch, 3);
     run.expect_silence(watch);
 }
@@ -107,7 +107,7 @@ fn watch_of_metadata(run: &mut CaseRun<'_>) {
     let watch = run.watch(Call::new("GET", path).accept(METADATA));
     set_label(run, "one", "b");
     run.event(watch);
-    run.delete(&object_path(SECRETS, "one"), &json!({}));
+    run.delete(ONE_SECRET, &json!({}));
     run.event(watch);
 }
 
@@ -136,13 +136,10 @@ fn watch_selector_transitions(run: &mut CaseRun<'_>) {
     ));
     run.post(SECRETS, &secret("one", "unwanted"));
     set_label(run, "one", "wanted");
-    run.merge(
-        &object_path(SECRETS, "one"),
-        &json!({"stringData": {"a": "b"}}),
-    );
+    run.merge(ONE_SECRET, &json!({"stringData": {"a": "b"}}));
     set_label(run, "one", "unwanted");
     set_label(run, "one", "wanted");
-    run.delete(&object_path(SECRETS, "one"), &json!({}));
+    run.delete(ONE_SECRET, &json!({}));
     run.post(SECRETS, &secret("two", "unwanted"));
     run.delete(&object_path(SECRETS, "two"), &json!({}));
     run.events(watch, 5);
@@ -240,12 +237,9 @@ fn watch_finalizers(run: &mut CaseRun<'_>) {
         SECRETS,
         &json!({"metadata": {"name": "one", "finalizers": ["example.com/a"]}}),
     );
-    run.delete(&object_path(SECRETS, "one"), &json!({}));
-    run.delete(&object_path(SECRETS, "one"), &json!({}));
-    run.merge(
-        &object_path(SECRETS, "one"),
-        &json!({"metadata": {"finalizers": null}}),
-    );
+    run.delete(ONE_SECRET, &json!({}));
+    run.delete(ONE_SECRET, &json!({}));
+    run.merge(ONE_SECRET, &json!({"metadata": {"finalizers": null}}));
     run.events(watch, 3);
     run.expect_silence(watch);
 }
@@ -256,16 +250,13 @@ fn watch_without_changes(run: &mut CaseRun<'_>) {
         "{SECRETS}?watch=true&resourceVersion={}",
         resource_version(&created)
     ));
-    run.put(&object_path(SECRETS, "one"), &created);
+    run.put(ONE_SECRET, &created);
     set_label(run, "one", "a");
     run.merge(
-        &format!("{}?dryRun=All", object_path(SECRETS, "one")),
+        &format!("{ONE_SECRET}?dryRun=All"),
         &json!({"stringData": {"a": "b"}}),
     );
-    run.delete(
-        &format!("{}?dryRun=All", object_path(SECRETS, "one")),
-        &json!({}),
-    );
+    run.delete(&format!("{ONE_SECRET}?dryRun=All"), &json!({}));
     run.expect_silence(watch);
 }
 
@@ -287,10 +278,7 @@ fn watch_all_namespaces(run: &mut CaseRun<'_>) {
     let watch = run.watch(format!(
         "/api/v1/secrets?watch=true&{selector}&resourceVersion={start}"
     ));
-    run.merge(
-        &object_path(SECRETS, "one"),
-        &json!({"stringData": {"a": "b"}}),
-    );
+    run.merge(ONE_SECRET, &json!({"stringData": {"a": "b"}}));
     run.event(watch);
     let name = run.namespace().to_owned();
     let one = format!(

@@ -8,7 +8,7 @@ use crate::meta;
 use crate::resources::Kind;
 use crate::status::{Failure, Outcome};
 
-/// Rejects an object of another kind or version.
+/// Rejects an object whose kind or version differs.
 pub(super) fn check_type(kind: &Kind, next: &Value) -> Outcome<()> {
     let text = |field: &str| next[field].as_str().unwrap_or_default();
     let (version, name) = (text("apiVersion"), text("kind"));

@@ -87,7 +87,7 @@ impl Cluster {
 pub(super) struct RequestSender {
     pub process: ProcessId,
     pub host: String,
-    /// The request's number among those of the host.
+    /// The number of the request among the host's requests.
     pub nth: u32,
     pub fault: Option<RequestFault>,
 }
@@ -173,7 +173,7 @@ impl Simulation {
         Some(result)
     }
 
-    /// Handles a request of a person, which no link delays.
+    /// Handles a request of a user, which no link delays.
     pub fn request(&mut self, cluster: &str, request: &Request<Bytes>) -> Option<Response<Bytes>> {
         self.change_cluster(cluster, |cluster, now| {
             match cluster.server.handle(now, request) {

@@ -287,7 +287,7 @@ impl Simulation {
         }
     }
 
-    /// Moves all wall clocks, also those of API servers.
+    /// Moves all wall clocks, including the clocks of API servers.
     pub fn advance_wall_clocks(&mut self, by: SignedDuration) {
         self.clock_offset += by;
         for process in self.processes.values() {

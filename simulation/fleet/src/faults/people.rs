@@ -103,7 +103,7 @@ impl<'a> UserClient<'a> {
     }
 }
 
-/// Carries out an action of a person.
+/// Executes an action of a user.
 pub(super) fn perform(simulation: &mut Simulation, action: &Action) {
     match action {
         Action::Tenant {

@@ -36,7 +36,7 @@ type Objects = BTreeMap<Key, Arc<Value>>;
 /// Writer of the changes that the rebuild of a cluster makes.
 pub const REBUILD_WRITER: &str = "cluster-rebuild";
 
-/// Restores the store, and reports the changes as those of this writer.
+/// Restores the store, and reports the changes with this writer.
 pub(super) fn restore(
     simulation: &mut Simulation,
     cluster: &str,
@@ -98,13 +98,8 @@ fn objects(simulation: &Simulation, cluster: &str) -> Objects {
                 let text = object.pointer(pointer).and_then(Value::as_str);
                 text.unwrap_or_default().to_owned()
             };
-            let key = Key {
-                group: group.to_owned(),
-                resource: resource.to_owned(),
-                namespace: text("/metadata/namespace"),
-                name: text("/metadata/name"),
-            };
-            objects.insert(key, object);
+            let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+            objects.insert(Key::new(group, resource, &namespace, &name), object);
         }
     }
     objects
@@ -117,12 +112,7 @@ mod tests {
     use super::*;
 
     fn key(name: &str) -> Key {
-        Key {
-            group: String::new(),
-            resource: "secrets".to_owned(),
-            namespace: "a".to_owned(),
-            name: name.to_owned(),
-        }
+        Key::new("", "secrets", "a", name)
     }
 
     #[test]

@@ -115,12 +115,7 @@ stateless! {
 }
 
 fn config_map(namespace: &str, name: &str) -> Key {
-    Key {
-        group: String::new(),
-        resource: "configmaps".to_owned(),
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    }
+    Key::new("", "configmaps", namespace, name)
 }
 
 #[cfg(test)]

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn stopping_leader_that_leads_is_found() {
+    fn stopping_hub_that_still_leads_is_found() {
         for (holder, oracle) in [
             ("", None),
             ("hub/hub-0/1", Some("stopping-leader-hands-over")),

@@ -22,7 +22,7 @@ const MEMBER_TAKEOVER: Millis = 59_000;
 const HUB_TAKEOVER: Millis = 4_900;
 const MAX_START_AGE: Millis = 31_000;
 const MAX_HELM_AGE: Millis = 46_500;
-/// A leader writes for 3.5 s after its last renewal, and a request takes up to a few seconds.
+/// A leader writes for 3.5 s after its last renewal, and a request can take a few seconds.
 const MAX_WRITE_AGE: Millis = 10_000;
 /// An API server carries out its waiting requests this soon after it has stopped hanging.
 const LATE_REQUESTS: Millis = 2_000;

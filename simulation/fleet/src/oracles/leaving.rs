@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn member_that_returns_by_itself_is_found() {
+    fn member_that_returns_without_user_is_found() {
         let member = edge_cluster("edge-1");
         for (rejoins, oracle) in [(true, None), (false, Some("dismissed-member-stays-away"))] {
             let mut history = history();

@@ -345,7 +345,7 @@ stateless! {
     }
 }
 
-/// The changed fields, without those that each write changes.
+/// The changed fields, except fields that each write changes.
 fn changed_fields(change: &Change) -> Vec<String> {
     let fields = |object: Option<&Value>, parent: &str| {
         let fields = object.and_then(|object| object.pointer(parent)?.as_object().cloned());

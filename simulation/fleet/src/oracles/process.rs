@@ -86,7 +86,7 @@ stateless! {
 }
 
 stateless! {
-    /// An agent talks to the API server of its own cluster only.
+    /// An agent sends requests only to the API server of its cluster.
     AgentsStayOnTheirCluster, "agents-stay-on-their-cluster",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
         let Event::Responded { host, cluster, .. } = &observation.event else {
@@ -129,7 +129,8 @@ impl Oracle for HubsNeedAKubeconfig {
 }
 
 stateless! {
-    /// Krypton writes no object of its own kinds without a change, if no fault has hidden an earlier write.
+    /// Krypton never writes a Tenant, EdgeCluster or KryptonDeployment without a change, if no fault has hidden an earlier
+    /// write.
     WritesChangeSomething, "writes-change-something",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         let Event::Responded { host, cluster, method, path, code: 200, .. } = &observation.event else {

@@ -270,7 +270,7 @@ stateless! {
 /// deleted. The deletion shows the annotation too, so no delay excuses it.
 #[derive(Debug, Default)]
 struct OrphanedReleaseStays {
-    /// UIDs of these Tenants, those of the home cluster included.
+    /// UIDs of these Tenants, including the Tenants of the home cluster.
     orphan_uids: BTreeSet<String>,
 }
 

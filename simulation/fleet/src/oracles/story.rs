@@ -32,7 +32,7 @@ impl History {
         history
     }
 
-    /// A fleet of another shape, without objects.
+    /// A fleet of the plan's shape, without objects.
     pub(super) fn from_plan(plan: &str) -> Self {
         Self {
             oracles: Oracles::new(&plan.parse().unwrap()),
@@ -204,7 +204,7 @@ impl History {
         self
     }
 
-    /// The agent of `edge-1` renews its Lease, and the hub those of the other members.
+    /// The agent of `edge-1` renews its Lease, and the hub renews the Leases of the other members.
     pub(super) fn renew_leases(&mut self) -> &mut Self {
         self.put("hub-0", "home", lease("krypton-hub", "hub/hub-0/1"))
             .put(

@@ -350,25 +350,14 @@ impl View {
 
     /// Whether this CRD is present and not being deleted.
     pub(crate) fn has_crd(&self, cluster: &str, name: &str) -> bool {
-        let key = Key {
-            group: "apiextensions.k8s.io".to_owned(),
-            resource: "customresourcedefinitions".to_owned(),
-            namespace: String::new(),
-            name: name.to_owned(),
-        };
-        self.get(cluster, &key)
+        self.get(cluster, &Key::of_crd(name))
             .is_some_and(|crd| !is_terminating(crd))
     }
 }
 
 /// Key of one of Krypton's objects.
 pub(crate) fn krypton_key(resource: &str, namespace: &str, name: &str) -> Key {
-    Key {
-        group: GROUP.to_owned(),
-        resource: resource.to_owned(),
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    }
+    Key::new(GROUP, resource, namespace, name)
 }
 
 /// The cluster of an agent's host, or of its copy.

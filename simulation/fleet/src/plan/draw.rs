@@ -224,7 +224,7 @@ struct PlanDraft {
     /// Whether each Tenant of the settings exists, by cluster and name.
     existing: BTreeMap<(String, String), bool>,
     deployment_regions: BTreeMap<String, String>,
-    /// Whether no restore and no person removes or bans a member. A hub with an older CA locks out the agents that have
+    /// Whether no restore and no user removes or bans a member. A hub with an older CA locks out the agents that have
     /// renewed, and a rotation does not wait for banned members.
     members_are_kept: bool,
     /// Whether people change Secrets with kubeconfigs.
@@ -279,7 +279,7 @@ impl PlanDraft {
         self.add_step(at, action);
     }
 
-    /// Lets an agent lie for a time in some plans. A generator of its own leaves all other draws as they are.
+    /// Lets an agent lie for a time in some plans. A separate generator leaves all other draws unchanged.
     fn add_hostile_agent(&mut self, seed: u64) {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x686f_7374);
         let edges = self.settings.edges.iter();

@@ -89,10 +89,7 @@ impl Session {
 
     /// Reports the objects of edge-2 as its own, and waits until the hub has read the report.
     async fn report_as_other_member(&mut self, deployment_uid: &str) {
-        let key = |name: &str| TenantKey {
-            namespace: "default".to_owned(),
-            name: name.to_owned(),
-        };
+        let key = |name: &str| TenantKey::new("default", name);
         let failed = TenantReport {
             observed_generation: 1,
             applied_chart: "https://charts.example.org/mine:6.6.6".to_owned(),

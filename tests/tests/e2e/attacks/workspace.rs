@@ -117,7 +117,7 @@ impl Editor {
 
     async fn wait_for_new_install(&self) {
         self.fleet_client
-            .wait_for_revision(WORKSPACE, &self.release, 1, "deployed")
+            .wait_deployed(WORKSPACE, &self.release, 1)
             .await
             .unwrap();
     }
@@ -386,7 +386,7 @@ async fn announced_uninstall_gives_no_rights(pair: &Pair, chart: &ServedChart) -
     let editor = Editor::new(pair, WORKSPACE, WORKSPACE).await;
     chart.write("{replicaCount: 0, message: v4}")?;
     fleet_client
-        .wait_for_revision(WORKSPACE, &editor.release, 2, "deployed")
+        .wait_deployed(WORKSPACE, &editor.release, 2)
         .await?;
     fleet_client.wait_ready(WORKSPACE).await?;
     let [first, newest]: [Secret; 2] = editor.stored_revisions().await.try_into().unwrap();

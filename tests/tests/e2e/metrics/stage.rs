@@ -99,10 +99,7 @@ fn hub_metrics(is_leader: bool, applied: Version, days_left: i64) -> String {
     view.members.observe("asleep", |observed| {
         observed.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
     });
-    let key = |name: &str| TenantKey {
-        namespace: "default".to_owned(),
-        name: name.to_owned(),
-    };
+    let key = |name: &str| TenantKey::new("default", name);
     let reports = [
         (
             key("failing"),

@@ -158,9 +158,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
 
     // The next upgrade creates the objects in the workspace and removes those in `default`.
     values.write("message: second")?;
-    fleet_client
-        .wait_for_revision("acme-ws", &acme, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme-ws", &acme, 2).await?;
     wait_for_objects(&fleet_client, &acme, &NEVER_REMOVED).await;
     fleet_client.wait_ready("acme").await?;
     let removed = fleet_client
@@ -185,9 +183,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     deployments.get(&acme).await?;
 
     // If `default` is the workspace, all objects stay in place.
-    fleet_client
-        .wait_for_revision("default", &home, 2, "deployed")
-        .await?;
+    fleet_client.wait_deployed("default", &home, 2).await?;
     fleet_client.wait_ready("home").await?;
     let after = config_maps(&fleet_client, "default").await?;
     for part in ["", "-kept", "-theirs", "-placed"] {
@@ -215,9 +211,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
         .create(&PostParams::default(), &recreated)
         .await?;
     values.write("message: third")?;
-    fleet_client
-        .wait_for_revision("acme-ws", &acme, 3, "deployed")
-        .await?;
+    fleet_client.wait_deployed("acme-ws", &acme, 3).await?;
     fleet_client.wait_ready("acme").await?;
     fleet_client.remove("acme").await?;
     maps_of_default.get(&acme).await?;

@@ -95,10 +95,7 @@ fn live(message: &str) -> Value {
 }
 
 pub(super) fn release() -> ReleaseKey {
-    ReleaseKey {
-        namespace: "acme".to_owned(),
-        name: "web".to_owned(),
-    }
+    ReleaseKey::new("acme", "web")
 }
 
 /// Returns a server with or without this object. An apply returns the object with the manifest's data.

@@ -31,8 +31,8 @@ fn a_client_certificate_is_good_within_its_dates() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "users[0].user.client-certificate-data has expired on 2027-01-01T00:00:00Z: put a kubeconfig \
-         with a new one into its place"
+        "users[0].user.client-certificate-data expired on 2027-01-01T00:00:00Z: replace the \
+         kubeconfig with a newer one"
     );
     assert_eq!(error.reason(), "KubeconfigInvalid");
     let error = sanitized
@@ -69,7 +69,7 @@ fn token_expires_at_its_claim() {
     assert!(
         error
             .to_string()
-            .starts_with("users[0].user.token has expired on 2027-01-15T08:00:00Z"),
+            .starts_with("users[0].user.token expired on 2027-01-15T08:00:00Z"),
         "{error}"
     );
     let opaque = for_user(json!({ "token": "opaque" }));

@@ -248,12 +248,7 @@ fn has_unreadable_release(simulation: &Simulation, clusters: &[String], workspac
 
 /// The cluster where a Tenant's release is: the member that `clusterRef` names, or else the Tenant's cluster.
 fn find_release_cluster(simulation: &Simulation, cluster: &str, tenant: &str) -> String {
-    let key = Key {
-        group: names::GROUP.to_owned(),
-        resource: "tenants".to_owned(),
-        namespace: TENANT_NAMESPACE.to_owned(),
-        name: tenant.to_owned(),
-    };
+    let key = Key::new(names::GROUP, "tenants", TENANT_NAMESPACE, tenant);
     let object = simulation
         .cluster(cluster)
         .and_then(|cluster| cluster.server.get(&key));
