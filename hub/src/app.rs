@@ -377,14 +377,8 @@ impl HubContext {
         };
         let counts = fleet_state.view.notifications.clone();
         let skip = self.settings.allow_chart_skip;
-        let reports = Arc::clone(&fleet_state.reports);
-        let (notifier, sending) = Notifier::start(
-            webhook,
-            leader.clone(),
-            counts,
-            skip,
-            (reports, stop.clone()),
-        );
+        let (notifier, sending) =
+            Notifier::start(webhook, leader.clone(), counts, skip, stop.clone());
         tasks.spawn(sending);
         fleet_state.reports.set_notifier(notifier.clone());
         notifier

@@ -28,7 +28,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::Settings;
 use crate::leader::Leader;
-use crate::members::tenant_reports::TenantReports;
 
 use changes::{Change, Changes, Kind, StateName, Status, Subject};
 pub(crate) use webhook::{Webhook, WebhookError};
@@ -48,6 +47,8 @@ const MEMBER_CONDITIONS: [(Kind, &str); 3] = [
     (Kind::Credential, "CertificateCurrent"),
     (Kind::Credential, "AccessCurrent"),
 ];
+/// The fleet's chart.
+const CHART: Subject<'static> = Subject::new(Kind::Chart, "", "", "");
 /// Name of the credential that is the hub's CA.
 const CA_CREDENTIAL: &str = "CertificateAuthority";
 
@@ -113,7 +114,7 @@ impl Notifier {
         leader: Leader,
         counts: NotificationCounts,
         allow_chart_skip: bool,
-        (reports, stop): (Arc<TenantReports>, CancellationToken),
+        stop: CancellationToken,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let state = Arc::new(State {
             changes: Mutex::default(),
@@ -122,7 +123,7 @@ impl Notifier {
             allow_chart_skip,
         });
         let sender = Arc::clone(&state);
-        let sending = async move { sender.send(&webhook, &reports, &stop).await };
+        let sending = async move { sender.send(&webhook, &stop).await };
         (Self(Some(state)), sending)
     }
 
@@ -201,20 +202,23 @@ impl Notifier {
         self.forget(deployment_subject(key));
     }
 
-    /// Records the version of the fleet's chart. `recorded` is the version that the last leader recorded on home.
-    pub(crate) fn chart(&self, recorded: Option<&str>, version: &str) {
+    /// Records the chart version that the last leader recorded on home. It is the baseline.
+    pub(crate) fn recorded_chart(&self, version: String) {
         let Some(state) = &self.0 else { return };
-        let subject = Subject::new(Kind::Chart, "", "", "");
-        if let (Some(recorded), Some(term)) = (recorded, state.leader.term_since()) {
-            let recorded = recorded.to_owned().into();
-            state.changes().set_baseline(term, subject, recorded);
+        if let Some(term) = state.leader.term_since() {
+            state.changes().set_baseline(term, CHART, version.into());
         }
+    }
+
+    /// Records the version of the fleet's chart.
+    pub(crate) fn chart(&self, version: &str) {
+        let Some(state) = &self.0 else { return };
         let status = Status {
             state: version.to_owned().into(),
             reason: "",
             message: "",
         };
-        state.observe(subject, status);
+        state.observe(CHART, status);
     }
 
     /// Records the phase of the rotation of the hub's CA.
@@ -286,16 +290,9 @@ impl State {
         }
     }
 
-    async fn send(&self, webhook: &Webhook, reports: &TenantReports, stop: &CancellationToken) {
+    async fn send(&self, webhook: &Webhook, stop: &CancellationToken) {
         let mut pace = Periodic::new("sending notifications", PACE);
-        let mut term = None;
         loop {
-            let current_term = self.leader.term_since();
-            if current_term != term {
-                term = current_term;
-                // A member sends only changes. What it reported before is the baseline.
-                reports.record_states();
-            }
             let Some(change) = self.next_change() else {
                 let pause = tokio::time::sleep(IDLE);
                 match stop.run_until_cancelled(pause).await {

@@ -470,9 +470,11 @@ impl PinnedVersion {
         if !is_recorded && !is_leader && self.last_resolution.is_some_and(is_recent) {
             return Ok(None);
         }
-        let recorded = recorded_version(config_map.as_ref());
+        if let Some(recorded) = recorded_version(config_map.as_ref()) {
+            self.notifier.recorded_chart(recorded);
+        }
         let (content, remaining) = Box::pin(self.pin.version(config_map, leader)).await?;
-        self.notifier.chart(recorded.as_deref(), unpinned(&content));
+        self.notifier.chart(unpinned(&content));
         if !is_recorded {
             self.last_resolution = Some(BootTime::now());
         }

@@ -121,7 +121,10 @@ impl StoreState {
         }
         reports.text_size = others_size + text_size(&report);
         let report = Arc::new(report);
-        self.notifier.tenant(name, &key, &report);
+        // In a new leader term, the previous report is the baseline.
+        for report in previous.into_iter().chain([&report]) {
+            self.notifier.tenant(name, &key, report);
+        }
         reports
             .tenants
             .insert(Arc::clone(&key), Arc::clone(&report), digest_part);
@@ -239,18 +242,6 @@ impl TenantReports {
     /// Sets the recorder of states for notifications.
     pub(crate) fn set_notifier(&self, notifier: Notifier) {
         self.lock().notifier = notifier;
-    }
-
-    /// Records the state of each stored report for notifications, one member at a time.
-    pub(crate) fn record_states(&self) {
-        let names: Vec<_> = self.lock().members.keys().cloned().collect();
-        for name in names {
-            let state = self.lock();
-            let reports = state.members.get(&name);
-            for (key, report) in reports.iter().flat_map(|reports| reports.tenants.iter()) {
-                state.notifier.tenant(&name, key, report);
-            }
-        }
     }
 
     /// Applies one member's changes. Returns false if the member has more than [`TENANTS_MAX`] Tenants.

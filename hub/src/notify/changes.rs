@@ -93,6 +93,14 @@ pub(super) struct Change {
     pub(super) at: Timestamp,
 }
 
+/// The order of sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    /// Tenants come last, because there are many. So do failed attempts, which would otherwise delay the Tenants.
+    is_last: bool,
+    at: BootTime,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// Start of the leader term that the rest belongs to.
@@ -101,10 +109,9 @@ pub(super) struct Changes {
     /// The baseline or last sent state of each subject, by a hash of the subject with a random key. Empty if the
     /// receiver may or may not have received the last one.
     sent: BTreeMap<u64, StateName>,
-    /// The changes that wait, and when they are due.
-    pending: BTreeMap<u64, (BootTime, Change)>,
-    /// The order of sending. Tenants come last, because there are many.
-    due: BTreeSet<(bool, BootTime, u64)>,
+    /// The changes that wait.
+    pending: BTreeMap<u64, (Due, Change)>,
+    due: BTreeSet<(Due, u64)>,
     /// Number of Tenants with a waiting change, by member.
     tenants: BTreeMap<String, usize>,
 }
@@ -138,7 +145,11 @@ impl Changes {
             Some((_, change)) if change.to == status.state => return true,
             Some((due, change)) => (*due, change.from.clone()),
             None if !self.has_room_for(subject) => return false,
-            None => (BootTime(now.0 + SETTLE), StateName::default()),
+            None => {
+                let is_last = subject.kind == Kind::Tenant;
+                let at = BootTime(now.0 + SETTLE);
+                (Due { is_last, at }, StateName::default())
+            }
         };
         let change = Change {
             key,
@@ -182,11 +193,16 @@ impl Changes {
     /// Takes the change that has been due for the longest time. It counts as sent until [`Self::put_back`].
     pub(super) fn take(&mut self, term: BootTime, now: BootTime) -> Option<Change> {
         self.begin(term);
-        let first_tenant = (true, BootTime(Duration::ZERO), 0);
-        let first = [self.due.first(), self.due.range(first_tenant..).next()];
-        let first = first.map(Option::<&_>::copied);
-        let is_due = |(_, due, _): &(bool, BootTime, u64)| *due <= now;
-        let (_, _, key) = first.into_iter().flatten().find(is_due)?;
+        let first_of_last = Due {
+            is_last: true,
+            at: BootTime::default(),
+        };
+        let first = [
+            self.due.first().copied(),
+            self.due.range((first_of_last, 0)..).next().copied(),
+        ];
+        let mut first = first.into_iter().flatten();
+        let (_, key) = first.find(|(due, _)| due.at <= now)?;
         let mut change = self.remove_pending(key)?;
         let sent = self.sent.insert(key, change.to.clone())?;
         if change.from.is_empty() {
@@ -206,7 +222,10 @@ impl Changes {
         self.sent.insert(key, StateName::default());
         match self.pending.get_mut(&key) {
             Some((_, newer)) => newer.from = change.from,
-            None => self.insert_pending(BootTime(now.0 + SETTLE), change),
+            None => {
+                let at = BootTime(now.0 + SETTLE);
+                self.insert_pending(Due { is_last: true, at }, change);
+            }
         }
     }
 
@@ -221,20 +240,20 @@ impl Changes {
         self.term == Some(term)
     }
 
-    fn insert_pending(&mut self, due: BootTime, change: Change) {
-        let is_tenant = change.kind == Kind::Tenant;
-        if is_tenant {
+    fn insert_pending(&mut self, due: Due, change: Change) {
+        if change.kind == Kind::Tenant {
             *self.tenants.entry(change.member.clone()).or_default() += 1;
         }
-        self.due.insert((is_tenant, due, change.key));
+        self.due.insert((due, change.key));
         self.pending.insert(change.key, (due, change));
     }
 
     fn remove_pending(&mut self, key: u64) -> Option<Change> {
         let (due, change) = self.pending.remove(&key)?;
-        let is_tenant = change.kind == Kind::Tenant;
-        self.due.remove(&(is_tenant, due, key));
-        if is_tenant && let Some(count) = self.tenants.get_mut(&change.member) {
+        self.due.remove(&(due, key));
+        if change.kind == Kind::Tenant
+            && let Some(count) = self.tenants.get_mut(&change.member)
+        {
             *count -= 1;
             if *count == 0 {
                 self.tenants.remove(&change.member);
@@ -362,6 +381,27 @@ pub(super) mod tests {
             assert_eq!(retried, expected.map(names), "{meanwhile:?}");
             assert!(changes.take(at(0), at(60)).is_none(), "{meanwhile:?}");
         }
+    }
+
+    #[test]
+    fn failed_attempts_delay_no_tenant() {
+        let mut changes = Changes::default();
+        observe(&mut changes, "acme", "Ready", 0);
+        let subject = Subject::new(Kind::Chart, "", "", "");
+        for version in ["1.0.0", "1.1.0"] {
+            let status = Status {
+                state: version.into(),
+                reason: "",
+                message: "",
+            };
+            changes.observe(at(0), subject, status, (at(0), Timestamp::UNIX_EPOCH));
+        }
+        observe(&mut changes, "acme", "Error", 1);
+        let failed = changes.take(at(0), at(11)).unwrap();
+        assert_eq!(failed.kind, Kind::Chart);
+        changes.put_back(failed, at(11));
+        let kinds = [at(30), at(30)].map(|now| changes.take(at(0), now).unwrap().kind);
+        assert_eq!(kinds, [Kind::Tenant, Kind::Chart]);
     }
 
     #[test]

@@ -259,7 +259,7 @@ proptest! {
     /// For any status and labels, the history is bounded, and its own history is the same.
     #[test]
     fn history_is_bounded_and_stable(
-        recorded in prop::collection::vec(entries(), 0..14),
+        recorded in prop::collection::vec(entries(), 0..=HISTORY_MAX),
         revisions in revision_lists(),
         newest in prop::option::of(("[a-z]{0,300}", any::<bool>())),
     ) {
