@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs a program of crates.io once, into the cache of the tools, and prints its path.
-#   cargo-tool.sh NAME VERSION
+#   cargo-tool.sh NAME VERSION [ARGUMENTS OF cargo install...]
 set -euo pipefail
 
 name=$1 version=$2
@@ -10,7 +10,7 @@ build=$root.build
 if ! [ -x "$root/bin/$name" ]; then
   echo "tools: installing $name $version into $root (once, some minutes)" >&2
   # Programs that start others need no optimizations.
-  CARGO_PROFILE_DEV_DEBUG=false cargo install --debug "$name" --version "$version" --locked --quiet --root "$root" --target-dir "$build" || {
+  CARGO_PROFILE_DEV_DEBUG=false cargo install --debug "$name" --version "$version" --locked --quiet "${@:3}" --root "$root" --target-dir "$build" || {
     echo "tools: $name could not be installed; with a network, run 'cargo install $name --version $version --locked --root $root'" >&2
     exit 1
   }

@@ -132,12 +132,13 @@ build kubernetes etcd -ldflags "-s -w" go.etcd.io/etcd/server/v3
   build prometheus promtool -tags remove_all_sd -ldflags "-s -w" github.com/prometheus/prometheus/cmd/promtool
 } &
 others=$!
+trap 'kill "$others" 2>/dev/null || :' EXIT
 build kubernetes "kube-apiserver kube-controller-manager kube-scheduler kubectl" \
   -ldflags "-s -w -X $stamp.gitVersion=v$kubernetes -X $stamp.gitMajor=1 -X $stamp.gitMinor=$(cut -d. -f2 <<<"$kubernetes") -X $stamp.gitTreeState=clean" \
   k8s.io/kubernetes/cmd/{kube-apiserver,kube-controller-manager,kube-scheduler,kubectl}
 build kubernetes kwok -ldflags "-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v$(version_of kubernetes sigs.k8s.io/kwok)" sigs.k8s.io/kwok/cmd/kwok
 build kubernetes kubeconfig-secretreader -ldflags "-s -w" sigs.k8s.io/cluster-inventory-api/plugins/kubeconfig-secretreader/cmd/plugin
-wait "$others"
+wait "$others" || { echo "tools: a build has failed, see above" >&2; exit 1; }
 
 # Stages of kwok's module that let a fake node run pods.
 if [ ! -f "$root/kwok/ready" ]; then
