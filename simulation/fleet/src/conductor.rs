@@ -183,7 +183,7 @@ impl Simulation {
         self.reset_lost_helm_requests();
     }
 
-    /// Handles the next event, unless it is later than `limit`. Returns false without one.
+    /// Handles the next event, unless it is later than `limit`. Returns false if there is none.
     pub fn handle_next_event(&mut self, limit: Millis) -> bool {
         let Some((at, event)) = self.queue.pop(limit) else {
             return false;

@@ -107,7 +107,7 @@ fn compact(value: &Value) -> String {
     }
 }
 
-/// Returns the first differing steps of a case, with the JSON pointer of each difference, or `None` without a difference.
+/// Returns the first differing steps of a case, with the JSON pointer of each difference, or `None` if none differs.
 pub fn difference(
     case: &Case,
     recorded: &BTreeMap<String, Topic>,
