@@ -13,7 +13,7 @@ use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
 
 use super::ownership::{Ownership, ownership};
-use super::revisions::{has_copied_run, is_install_run};
+use super::revisions::{has_copied_run, is_install_run, is_marked_as_rollback, is_own_run};
 use super::view::View;
 
 /// Longest chart name and version in the history, in bytes.
@@ -257,21 +257,10 @@ fn is_rollback(revisions: &[&Revision], revision: &Revision) -> bool {
     is_marked_as_rollback(revisions, revision) && !is_own_run(revisions, revision)
 }
 
-fn is_marked_as_rollback(revisions: &[&Revision], revision: &Revision) -> bool {
-    revisions.iter().any(|older| {
-        older.revision < revision.revision && older.rolled_back_by == Some(revision.revision)
-    })
-}
-
-/// Whether an installation or upgrade by Krypton created the revision.
-fn is_own_run(revisions: &[&Revision], revision: &Revision) -> bool {
-    revision.run.is_some() && !has_copied_run(revisions, revision)
-}
-
 /// Whether the charts are the same; `None` if one is unknown.
 fn is_same_chart(a: &HistoryEntry, b: &HistoryEntry) -> Option<bool> {
     let has_same_name = a.chart.as_ref()? == b.chart.as_ref()?;
-    // A desired version may begin with a `v`.
+    // A desired version may have the prefix `v`.
     let version = |entry: &HistoryEntry| exact_version(entry.chart_version.as_deref()?);
     Some(has_same_name && version(a)? == version(b)?)
 }

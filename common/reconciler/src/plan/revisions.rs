@@ -10,8 +10,7 @@ pub(super) fn unswept_attempt(revisions: &[&Revision]) -> Option<u32> {
     let failed = older.iter().find(|revision| {
         newest.status == Status::Deployed
             && revision.status == Status::Failed
-            && revision.run.is_some()
-            && !has_copied_run(revisions, revision)
+            && is_own_run(revisions, revision)
     });
     failed.map(|revision| revision.revision)
 }
@@ -39,8 +38,7 @@ pub(crate) fn adopted(revisions: &[&Revision]) -> Vec<u32> {
 /// Returns the newest revision of [`adopted`] if a Krypton run has upgraded it since.
 pub(super) fn upgraded_adoption(revisions: &[&Revision]) -> Option<u32> {
     let newest = revisions.last()?;
-    let is_own_run = newest.run.is_some() && !has_copied_run(revisions, newest);
-    let is_upgraded = newest.status == Status::Deployed && is_own_run;
+    let is_upgraded = newest.status == Status::Deployed && is_own_run(revisions, newest);
     adopted(revisions).first().copied().filter(|_| is_upgraded)
 }
 
@@ -134,11 +132,8 @@ pub(crate) fn repeated(revisions: &[Revision]) -> Vec<u32> {
 /// Returns the failed attempts that have not been swept yet, oldest first.
 fn failed_attempts(revisions: &[Revision]) -> Vec<&Revision> {
     let all: Vec<&Revision> = revisions.iter().collect();
-    let is_unswept = |revision: &&&Revision| {
-        revision.status == Status::Failed
-            && revision.run.is_some()
-            && !has_copied_run(&all, revision)
-    };
+    let is_unswept =
+        |revision: &&&Revision| revision.status == Status::Failed && is_own_run(&all, revision);
     all.iter().filter(is_unswept).copied().collect()
 }
 
@@ -175,6 +170,18 @@ pub(super) fn has_copied_run(revisions: &[&Revision], revision: &Revision) -> bo
         && revisions
             .iter()
             .any(|other| other.revision < revision.revision && other.run == revision.run)
+}
+
+/// Whether an installation or upgrade by Krypton created the revision.
+pub(super) fn is_own_run(revisions: &[&Revision], revision: &Revision) -> bool {
+    revision.run.is_some() && !has_copied_run(revisions, revision)
+}
+
+/// Whether an older revision has the mark that Krypton rolled it back by this one.
+pub(super) fn is_marked_as_rollback(revisions: &[&Revision], revision: &Revision) -> bool {
+    revisions.iter().any(|older| {
+        older.revision < revision.revision && older.rolled_back_by == Some(revision.revision)
+    })
 }
 
 #[cfg(test)]

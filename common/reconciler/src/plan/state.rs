@@ -11,7 +11,8 @@ use super::action::Run;
 use super::memory::Failure;
 use super::ownership::{Ownership, may_use_workspace, ownership};
 use super::revisions::{
-    has_copied_run, is_failed_install, last_good, unswept_attempt, upgraded_adoption,
+    has_copied_run, is_failed_install, is_marked_as_rollback, is_own_run, last_good,
+    unswept_attempt, upgraded_adoption,
 };
 use super::view::{Hold, Permit, View};
 use crate::owner::ReleaseOwner;
@@ -456,7 +457,7 @@ fn deployed<'a>(view: &'a View<'a>, newest: &Revision) -> ReleaseState<'a> {
     if view.decoded(newest).is_none() || view.memory.to_reread == Some(newest.revision) {
         return unread;
     }
-    let is_own_run = newest.run.is_some() && !has_copied_run(view.revisions, newest);
+    let is_own_run = is_own_run(view.revisions, newest);
     match view.memory.unrecorded {
         Some((revision, read_with_permit))
             if revision == newest.revision && is_own_run && view.permit == Permit::Granted =>
@@ -530,11 +531,8 @@ fn rollout<'a>(view: &View<'a>, newest: &Revision) -> Rollout<'a> {
 /// Returns the state of a locked release. The lock of a dead run of Krypton is stale immediately, because the permit
 /// excludes another live run. Any other lock is stale after a grace period. An uninstallation leaves no run mark.
 fn locked<'a>(view: &View<'_>, newest: &'a Revision) -> ReleaseState<'a> {
-    let is_own_run = newest.run.is_some() && !has_copied_run(view.revisions, newest);
-    let started_rollback = |older: &&Revision| {
-        older.revision < newest.revision && older.rolled_back_by == Some(newest.revision)
-    };
-    let is_ours = is_own_run || view.revisions.iter().any(started_rollback);
+    let is_ours =
+        is_own_run(view.revisions, newest) || is_marked_as_rollback(view.revisions, newest);
     let since = match view.memory.locked {
         Some((revision, since)) if revision == newest.revision => since,
         _ => view.now,
