@@ -186,6 +186,16 @@ pub enum DeploymentPhase {
     Error,
 }
 
+impl DeploymentPhase {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Ready => "Ready",
+            Self::Error => "Error",
+        }
+    }
+}
+
 impl KryptonDeployment {
     /// Returns the CRD with its schema version. Shadows the method of the derive, which lacks the version.
     pub fn crd() -> CustomResourceDefinition {

@@ -165,7 +165,7 @@ impl Leader {
         self.state.get().leader_term().cloned()
     }
 
-    /// Returns when the current leader term began.
+    /// Returns the start of the current leader term.
     pub(crate) fn term_since(&self) -> Option<BootTime> {
         self.state.get().leader_term().map(|it| it.since)
     }

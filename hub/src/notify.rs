@@ -183,15 +183,13 @@ impl Notifier {
     /// Records the decided status of a KryptonDeployment.
     pub(crate) fn deployment(&self, key: &DeploymentKey, status: &KryptonDeploymentStatus) {
         let Some(state) = &self.0 else { return };
-        let name = match status.phase {
-            Some(DeploymentPhase::Ready) => "Ready",
-            Some(DeploymentPhase::Error) => "Error",
-            // After a failover, the hub waits for the report.
-            Some(DeploymentPhase::Pending) | None => return,
+        // After a failover, the hub waits for the report.
+        let Some(phase @ (DeploymentPhase::Ready | DeploymentPhase::Error)) = status.phase else {
+            return;
         };
         let ready = conditions::find(&status.conditions, READY);
         let status = Status {
-            state: Cow::Borrowed(name),
+            state: Cow::Borrowed(phase.as_str()),
             reason: ready.as_ref().map_or("", |ready| ready.reason.as_str()),
             message: status.last_message.as_deref().unwrap_or_default(),
         };
@@ -203,34 +201,25 @@ impl Notifier {
     }
 
     /// Records the chart version that the last leader recorded on home. It is the baseline.
-    pub(crate) fn recorded_chart(&self, version: String) {
+    pub(crate) fn recorded_chart(&self, version: &str) {
         let Some(state) = &self.0 else { return };
         if let Some(term) = state.leader.term_since() {
-            state.changes().set_baseline(term, CHART, version.into());
+            let version = version.to_owned().into();
+            state.changes().set_baseline(term, CHART, version);
         }
     }
 
     /// Records the version of the fleet's chart.
     pub(crate) fn chart(&self, version: &str) {
         let Some(state) = &self.0 else { return };
-        let status = Status {
-            state: version.to_owned().into(),
-            reason: "",
-            message: "",
-        };
-        state.observe(CHART, status);
+        state.observe(CHART, Status::named(version.to_owned()));
     }
 
     /// Records the phase of the rotation of the hub's CA.
     pub(crate) fn ca_rotation(&self, phase: RotationPhase) {
         let Some(state) = &self.0 else { return };
         let subject = Subject::new(Kind::CertificateAuthority, "", "", "");
-        let status = Status {
-            state: phase.to_string().into(),
-            reason: "",
-            message: "",
-        };
-        state.observe(subject, status);
+        state.observe(subject, Status::named(phase.to_string()));
     }
 
     /// Records the validity of the hub's CA.

@@ -131,7 +131,7 @@ fn record_in(config_map: Option<&ConfigMap>, digest: &str) -> Option<VersionReco
         return None;
     }
     Some(VersionRecord {
-        version: data.get(VERSION_KEY).filter(|it| !it.is_empty())?.clone(),
+        version: version_in(config_map)?.clone(),
         content: data.get(CONTENT_KEY).filter(|it| is_pinned(it)).cloned(),
         // A record without a time is valid, but due for the next lookup.
         resolved: data
@@ -142,9 +142,9 @@ fn record_in(config_map: Option<&ConfigMap>, digest: &str) -> Option<VersionReco
 }
 
 /// Returns the recorded version, which may belong to another chart or range.
-fn recorded_version(config_map: Option<&ConfigMap>) -> Option<String> {
-    let version = config_map?.data.as_ref()?.get(VERSION_KEY)?;
-    (!version.is_empty()).then(|| unpinned(version).to_owned())
+fn version_in(config_map: Option<&ConfigMap>) -> Option<&String> {
+    let data = config_map?.data.as_ref()?;
+    data.get(VERSION_KEY).filter(|it| !it.is_empty())
 }
 
 /// Returns how long the record stays valid, or `None` if it never expires. A wrong clock delays the next
@@ -470,8 +470,8 @@ impl PinnedVersion {
         if !is_recorded && !is_leader && self.last_resolution.is_some_and(is_recent) {
             return Ok(None);
         }
-        if let Some(recorded) = recorded_version(config_map.as_ref()) {
-            self.notifier.recorded_chart(recorded);
+        if let Some(recorded) = version_in(config_map.as_ref()) {
+            self.notifier.recorded_chart(unpinned(recorded));
         }
         let (content, remaining) = Box::pin(self.pin.version(config_map, leader)).await?;
         self.notifier.chart(unpinned(&content));

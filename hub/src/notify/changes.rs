@@ -19,7 +19,7 @@ const SUBJECTS_MAX: usize = 1_000_000;
 /// Tenants with a waiting change. One costs at most 2 KiB, so all need 20 MB. The difference of a further Tenant stays,
 /// and the next observation of it tries again.
 const PENDING_MAX: usize = 10_000;
-/// Tenants of one member with a waiting change, so that a flood of one member leaves room for the others.
+/// Tenants of one member with a waiting change. The rest of the room is for other members.
 const PENDING_OF_MEMBER: usize = 500;
 /// Longest reason of a change, in bytes.
 const REASON_MAX: usize = 128;
@@ -74,6 +74,17 @@ pub(crate) struct Status<'a> {
     pub(crate) message: &'a str,
 }
 
+impl Status<'_> {
+    /// A state that needs no explanation.
+    pub(crate) fn named(state: impl Into<StateName>) -> Self {
+        Self {
+            state: state.into(),
+            reason: "",
+            message: "",
+        }
+    }
+}
+
 /// A change to send.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
@@ -96,7 +107,7 @@ pub(super) struct Change {
 /// The order of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
-    /// Tenants come last, because there are many. So do failed attempts, which would otherwise delay the Tenants.
+    /// For Tenants, because there are many, and for failed attempts, which would otherwise delay the Tenants.
     is_last: bool,
     at: BootTime,
 }
@@ -160,8 +171,8 @@ impl Changes {
             member: subject.member.to_owned(),
             from,
             to: status.state,
-            reason: cut(&redact(status.reason), REASON_MAX),
-            message: cut(&redact(status.message), MESSAGE_MAX),
+            reason: cut(redact(status.reason), REASON_MAX),
+            message: cut(redact(status.message), MESSAGE_MAX),
             at,
         };
         self.remove_pending(key);
@@ -211,8 +222,8 @@ impl Changes {
         Some(change)
     }
 
-    /// Takes back a change that may not have arrived. A newer state of its subject replaces it. In any case the receiver
-    /// is told the present state, even if it is the one before.
+    /// Takes back a change that may not have arrived. A newer state of its subject replaces it. The present state is
+    /// sent even if it is the one before.
     pub(super) fn put_back(&mut self, change: Change, now: BootTime) {
         let key = change.key;
         let is_known = self.sent.get(&key) == Some(&change.to);
@@ -263,9 +274,9 @@ impl Changes {
     }
 }
 
-fn cut(text: &str, max: usize) -> String {
-    let end = text.floor_char_boundary(max);
-    text.get(..end).unwrap_or_default().to_owned()
+fn cut(mut text: String, max: usize) -> String {
+    text.truncate(text.floor_char_boundary(max));
+    text
 }
 
 #[cfg(test)]
@@ -389,11 +400,7 @@ pub(super) mod tests {
         observe(&mut changes, "acme", "Ready", 0);
         let subject = Subject::new(Kind::Chart, "", "", "");
         for version in ["1.0.0", "1.1.0"] {
-            let status = Status {
-                state: version.into(),
-                reason: "",
-                message: "",
-            };
+            let status = Status::named(version);
             changes.observe(at(0), subject, status, (at(0), Timestamp::UNIX_EPOCH));
         }
         observe(&mut changes, "acme", "Error", 1);
@@ -441,11 +448,7 @@ pub(super) mod tests {
             [("1.0.0", "1.1.0", Some("1.0.0")), ("1.1.0", "1.1.0", None)]
         {
             changes.set_baseline(at(0), subject, recorded.into());
-            let status = Status {
-                state: current.into(),
-                reason: "",
-                message: "",
-            };
+            let status = Status::named(current);
             changes.observe(at(0), subject, status, (at(0), Timestamp::UNIX_EPOCH));
             let change = changes.take(at(0), at(10));
             assert_eq!(change.map(|it| it.from), expected.map(StateName::from));
@@ -473,11 +476,7 @@ pub(super) mod tests {
             (other, "Ready"),
             (other, "Error"),
         ] {
-            let status = Status {
-                state: state.into(),
-                reason: "",
-                message: "",
-            };
+            let status = Status::named(state);
             assert!(changes.observe(at(0), subject, status, (at(2), Timestamp::UNIX_EPOCH)));
         }
         let first = changes.take(at(0), at(12)).unwrap();

@@ -17,11 +17,7 @@ const COLUMNS: [Column<KryptonDeployment>; 9] = [
     ("CLUSTER", |it, _| or_dash(status(it).map(clusters))),
     ("PHASE", |it, _| {
         let phase = status(it).and_then(|status| status.phase);
-        or_dash(phase.map(|phase| match phase {
-            DeploymentPhase::Pending => "Pending",
-            DeploymentPhase::Ready => "Ready",
-            DeploymentPhase::Error => "Error",
-        }))
+        or_dash(phase.map(DeploymentPhase::as_str))
     }),
     ("READY", |it, _| {
         let ready = status(it).and_then(|it| conditions::find(&it.conditions, conditions::READY));
