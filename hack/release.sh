@@ -69,7 +69,7 @@ compiler_of() {
 
 plugin_name() { case $1 in windows_*) echo kubectl-krypton.exe ;; *) echo kubectl-krypton ;; esac; }
 
-# Run before the long builds, so that a missing target fails early.
+# A missing target fails before the long builds.
 check_target() {
   local target=$1 compiler installed
   system_of "$target" >/dev/null

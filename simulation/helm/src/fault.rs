@@ -66,7 +66,7 @@ impl HelmError {
         matches!(&self.cause, ErrorCause::Status { code: 409, reason } if reason != "AlreadyExists")
     }
 
-    /// Joins errors. `None` if there is none.
+    /// Joins errors. Returns `None` for an empty list.
     pub(crate) fn join(errors: &[Self], separator: &str) -> Option<Self> {
         let first = errors.first()?;
         let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
