@@ -38,7 +38,7 @@ pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
         Box::new(EpochIsTakenOnce),
         Box::new(LeaderWritesWhileFresh::default()),
         Box::new(RecordedStateNeverGoesBack),
-        Box::new(OnlyLeadersRunHelm::default()),
+        Box::new(OnlyLeadersAct::default()),
     ]
 }
 
@@ -260,16 +260,16 @@ stateless! {
     }
 }
 
-/// A hub that has never led starts no Helm.
+/// A hub that has never led starts no Helm, and takes no Lease of a member.
 #[derive(Debug, Default)]
-struct OnlyLeadersRunHelm {
+struct OnlyLeadersAct {
     /// Hubs that have renewed the leader's Lease.
     past_leaders: BTreeSet<String>,
 }
 
-impl Oracle for OnlyLeadersRunHelm {
+impl Oracle for OnlyLeadersAct {
     fn name(&self) -> &'static str {
-        "only-leaders-run-helm"
+        "only-leaders-act"
     }
 
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
@@ -281,11 +281,21 @@ impl Oracle for OnlyLeadersRunHelm {
     }
 
     fn check_write(&mut self, _: &View, write: &AttributedWrite<'_>) -> CheckResult {
-        let key = &write.change.key;
-        if write.cluster == HOME && key.resource == "leases" && key.name == HUB_LEASE {
-            self.past_leaders.insert(write.host.to_owned());
+        let (host, key) = (write.host, &write.change.key);
+        let Some(lease) = write.change.after.as_deref() else {
+            return Ok(());
+        };
+        if key.resource != "leases" {
+            return Ok(());
         }
-        Ok(())
+        if write.cluster == HOME && key.name == HUB_LEASE {
+            self.past_leaders.insert(host.to_owned());
+        }
+        let takes_member = key.name == MEMBER_LEASE && !holder(lease).is_empty();
+        let is_standby = host.starts_with("hub-") && !self.past_leaders.contains(host);
+        ensure(!takes_member || !is_standby, || {
+            format!("the standby {host} takes the Lease of {}", write.cluster)
+        })
     }
 }
 
@@ -311,17 +321,29 @@ mod tests {
 
     #[test]
     fn early_takeover_is_found() {
-        for (name, cluster, pause, oracle) in [
-            (MEMBER_LEASE, "edge-2", 60_000, None),
-            (MEMBER_LEASE, "edge-2", 50_000, Some("lease-takeover-waits")),
-            (HUB_LEASE, "home", 5_000, None),
-            (HUB_LEASE, "home", 4_000, Some("lease-takeover-waits")),
+        for (name, cluster, host, pause, oracle) in [
+            (MEMBER_LEASE, "edge-1", AGENT, 60_000, None),
+            (
+                MEMBER_LEASE,
+                "edge-1",
+                AGENT,
+                50_000,
+                Some("lease-takeover-waits"),
+            ),
+            (HUB_LEASE, "home", "hub-0", 5_000, None),
+            (
+                HUB_LEASE,
+                "home",
+                "hub-0",
+                4_000,
+                Some("lease-takeover-waits"),
+            ),
         ] {
             let mut history = History::new();
             history
-                .put("hub-0", cluster, lease(name, "hub/hub-0/1"))
+                .put(host, cluster, lease(name, "one/1"))
                 .wait(pause)
-                .put("hub-1", cluster, lease(name, "hub/hub-1/1"));
+                .put(host, cluster, lease(name, "other/1"));
             assert_eq!(history.violated_oracle(), oracle, "{name} {pause}");
         }
     }
@@ -370,17 +392,25 @@ mod tests {
 
     #[test]
     fn helm_of_a_standby_is_found() {
-        let mut history = History::new();
-        history
-            .renew_leases()
-            .start_helm(1, "hub-0", "upgrade", "tenant-t0-edge-2")
-            .end_helm(1, "hub-0", 0);
-        history.assert_no_violation();
-        history
-            .put("hub-1", "edge-2", lease(MEMBER_LEASE, ""))
-            .put("hub-1", "edge-2", lease(MEMBER_LEASE, "hub/hub-1/1/edge-2"))
-            .start_helm(2, "hub-1", "upgrade", "tenant-t0-edge-2");
-        history.assert_violated("only-leaders-run-helm");
+        for (host, oracle) in [("hub-0", None), ("hub-1", Some("only-leaders-act"))] {
+            let mut history = History::new();
+            history
+                .renew_leases()
+                .start_helm(1, host, "upgrade", "ced-d0");
+            assert_eq!(history.violated_oracle(), oracle, "{host}");
+        }
+    }
+
+    #[test]
+    fn member_lease_of_a_standby_is_found() {
+        for (host, oracle) in [("hub-0", None), ("hub-1", Some("only-leaders-act"))] {
+            let mut history = History::new();
+            history
+                .renew_leases()
+                .put("hub-0", "edge-2", lease(MEMBER_LEASE, ""))
+                .put(host, "edge-2", lease(MEMBER_LEASE, "hub/one/1/edge-2"));
+            assert_eq!(history.violated_oracle(), oracle, "{host}");
+        }
     }
 
     #[test]
