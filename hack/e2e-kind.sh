@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Tests the charts with a third-party chart on two kind clusters. An agent installs, upgrades and deletes a Tenant. One
-# of two hubs is killed. Then the hub reconciles the cluster through a kubeconfig. At last the hub is reinstalled.
+# of two hubs is killed. Then the hub reconciles the cluster through a kubeconfig. The hub is reinstalled. At last it
+# reconciles the cluster through a ClusterProfile, with an exec plugin from an image volume.
 #
 #   E2E_HOME, E2E_EDGE   names of the clusters (krypton-home, krypton-edge). The script cleans up and keeps existing
 #                        clusters. It creates missing ones and deletes them at the end.
 #   SKIP_CLEANUP=1       keep everything
-#   KIND_IMAGE           node image (default: that of kind)
+#   KIND_IMAGE           node image of Kubernetes 1.35 or newer, for the image volume (default: that of kind)
 #   E2E_CHART_REPO, E2E_CHART_NAME, E2E_CHART_VERSIONS='1.19.0 1.19.1'
 #                        chart from a repository (default: kwok, from its Go module)
 #   E2E_TIMEOUT          timeout of each wait in seconds (600)
@@ -401,6 +402,7 @@ helm_edge install krypton-agent charts/krypton-agent -n "$agent_namespace" -f "$
 until_true "agent of member $member connected" member_is agent
 log "agent of member $member is connected"
 until_true "helm test krypton-hub" helm_home test krypton-hub -n "$hub_namespace" --timeout "${timeout}s"
+until_true "helm test krypton-agent" helm_edge test krypton-agent -n "$agent_namespace" --timeout "${timeout}s"
 log "helm test success"
 on_home -n "$hub_namespace" logs deploy/krypton-hub --since=15m | grep -v ' INFO ' || true
 on_edge -n "$agent_namespace" logs deploy/krypton-agent --since=15m | grep -q ' INFO ' || fail "the agent's log has no INFO line"
@@ -499,6 +501,69 @@ tenant_ready "$newer"
 log "the reinstalled hub has the same CA and member"
 
 step "Tenant by the reinstalled hub: deletion"
+delete_tenant
+well_behaved home "$hub_namespace"
+
+# ---------------------------------------------------------------- with a ClusterProfile
+
+step "exec plugin of the Cluster Inventory API, from its Go module, as an image volume"
+plugin=kubeconfig-secretreader
+tools=$(hack/tools/tools.sh build "$plugin" | tail -n 1)
+inventory=$(echo "$tools"/crds/cluster-inventory-api-*)
+plugin_image=krypton-e2e/$plugin:${inventory##*-}
+# The published image has the program in this place, too.
+mkdir -p "$work/plugin/bin"
+cp -L "$tools/bin/$plugin" "$work/plugin/bin/$plugin-plugin"
+printf 'FROM scratch\nCOPY . /\n' >"$work/plugin.Dockerfile"
+DOCKER_BUILDKIT=1 docker build --quiet --file "$work/plugin.Dockerfile" --tag "$plugin_image" "$work/plugin" >/dev/null
+kind load docker-image "$plugin_image" --name "$home" 2>&1
+on_home apply -f "$inventory/multicluster.x-k8s.io_clusterprofiles.yaml" >/dev/null
+on_home label --overwrite crd clusterprofiles.multicluster.x-k8s.io "$ours=true" >/dev/null
+cat >"$work/plugin.yaml" <<YAML
+multicluster:
+  enabled: true
+  accessProvidersConfig:
+    providers:
+    - name: $plugin
+      execConfig:
+        apiVersion: client.authentication.k8s.io/v1
+        command: /plugins/$plugin/bin/$plugin-plugin
+        provideClusterInfo: true
+  plugins:
+  - {name: $plugin, image: "$plugin_image", mountPath: /plugins/$plugin}
+YAML
+on_home delete secret "$member" -n "$hub_namespace" >/dev/null
+hub "$newer" -f "$work/plugin.yaml"
+on_home delete edgecluster "$member" --timeout="${timeout}s" >/dev/null
+
+step "the same cluster through a ClusterProfile"
+# Without the label of kubeconfigs, only the plugin reads this Secret.
+on_home create secret generic "$member-credential" -n "$hub_namespace" --from-file=kubeconfig="$work/internal.kubeconfig" >/dev/null
+in_kubeconfig() { kubectl config view --raw --kubeconfig "$work/internal.kubeconfig" -o jsonpath="{.clusters[0].cluster.$1}"; }
+on_home apply -f - <<YAML >/dev/null
+apiVersion: multicluster.x-k8s.io/v1alpha1
+kind: ClusterProfile
+metadata: {name: $member, namespace: $hub_namespace}
+spec: {displayName: $member, clusterManager: {name: e2e}}
+YAML
+on_home patch clusterprofile "$member" -n "$hub_namespace" --subresource=status --type=merge --patch-file /dev/stdin <<YAML >/dev/null
+status:
+  conditions:
+  - {type: ControlPlaneHealthy, status: "True", reason: Probed, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}
+  accessProviders:
+  - name: $plugin
+    cluster:
+      server: $(in_kubeconfig server)
+      certificate-authority-data: $(in_kubeconfig certificate-authority-data)
+      extensions:
+      - name: client.authentication.k8s.io/exec
+        extension: {name: $member-credential, key: kubeconfig, namespace: $hub_namespace}
+YAML
+until_true "the hub connected to member $member with the plugin's credential" member_is proxy
+log "the hub is connected to member $member with the credential that the plugin printed"
+
+step "Tenant by the hub with the plugin"
+install_tenant "$newer"
 delete_tenant
 well_behaved home "$hub_namespace"
 end_step

@@ -49,7 +49,7 @@ use crate::session::hub_chart::HubChart;
 use crate::session::{self, Contact, Link, Session};
 
 /// User agent of API requests.
-const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
+pub(crate) const USER_AGENT: &str = concat!("krypton-agent/", env!("CARGO_PKG_VERSION"));
 
 const RECONCILER: &str = "the reconciler";
 

@@ -3,10 +3,11 @@
 //! It runs `krypton-reconciler` and sends the reports. It knows nothing of the home cluster, of the hub's objects, or of
 //! planning.
 //!
-//! Modules import in this order: `app` → `session`, `credentials` → `args`.
+//! Modules import in this order: `check` → `app` → `session`, `credentials` → `args`.
 
 pub mod app;
 pub mod args;
+pub mod check;
 pub mod credentials;
 pub mod dump;
 #[cfg(test)]

@@ -241,7 +241,7 @@ async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
         ),
         (
             "multicluster.plugins=null".to_owned(),
-            "/plugins/secretreader/secretreader-plugin",
+            "/plugins/secretreader/bin/secretreader-plugin",
         ),
         (
             format!("{provider}.execConfig.command=secretreader"),
@@ -405,16 +405,21 @@ fn pod(object: &Value) -> Option<Value> {
     }
 }
 
+/// Returns the objects of `helm test`, and the installed ones.
+fn split_test_hooks(rendered: &str) -> (Vec<Value>, Vec<Value>) {
+    const HOOK: &str = "/metadata/annotations/helm.sh~1hook";
+    documents(rendered)
+        .into_iter()
+        .partition(|object| text(object, HOOK) == "test")
+}
+
 #[tokio::test]
 async fn helm_test_of_hub_only_reads() -> TestResult {
-    const HOOK: &str = "/metadata/annotations/helm.sh~1hook";
     let helm = Helm::new();
     for (case, values) in OwnChart::Hub.cases()? {
         let args = ["-f", values.to_str().unwrap()];
         let rendered = helm.template(OwnChart::Hub, &args).await?;
-        let (hooks, installed): (Vec<Value>, Vec<Value>) = documents(&rendered)
-            .into_iter()
-            .partition(|object| text(object, HOOK) == "test");
+        let (hooks, installed) = split_test_hooks(&rendered);
         // Where no hub runs, or the home cluster is another one, nothing is tested.
         if ["crds-rbac-only", "watch-cluster"].contains(&case.as_str()) {
             assert!(hooks.is_empty(), "{case}: {hooks:?}");
@@ -437,6 +442,40 @@ async fn helm_test_of_hub_only_reads() -> TestResult {
         let name = "/metadata/labels/app.kubernetes.io~1name";
         assert_ne!(text(&test_pod, name), text(&hub_pod, name), "{case}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn helm_test_of_agent_needs_no_rights() -> TestResult {
+    let helm = Helm::new();
+    for (case, values) in OwnChart::Agent.cases()? {
+        let args = ["-f", values.to_str().unwrap()];
+        let rendered = helm.template(OwnChart::Agent, &args).await?;
+        let (hooks, installed) = split_test_hooks(&rendered);
+        if case == "crds-rbac-only" {
+            assert!(hooks.is_empty(), "{case}: {hooks:?}");
+            continue;
+        }
+        let kinds: BTreeSet<&str> = hooks.iter().map(|hook| text(hook, "/kind")).collect();
+        assert_eq!(kinds, BTreeSet::from(["Pod", "Service"]), "{case}");
+        let test_pod = hooks.iter().find_map(pod).unwrap();
+        let agent_pod = installed.iter().find_map(pod).unwrap();
+        let image = "/spec/containers/0/image";
+        assert_eq!(text(&test_pod, image), text(&agent_pod, image), "{case}");
+        assert_eq!(text(&test_pod, "/spec/serviceAccountName"), "default");
+        // The Service of the test selects the agents, and not the pod of the test.
+        let selector = hooks.iter().find_map(|hook| hook.pointer("/spec/selector"));
+        let selector = selector.and_then(Value::as_object).unwrap();
+        let is_selected = |pod: &Value| {
+            let labels = &pod["metadata"]["labels"];
+            selector.iter().all(|(name, value)| labels[name] == *value)
+        };
+        let selected = [&agent_pod, &test_pod].map(is_selected);
+        assert_eq!(selected, [true, false], "{case}");
+    }
+    let no_metrics = ["--set=metrics.enabled=false"];
+    let rendered = helm.template(OwnChart::Agent, &no_metrics).await?;
+    assert!(split_test_hooks(&rendered).0.is_empty());
     Ok(())
 }
 
