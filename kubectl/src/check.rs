@@ -1,8 +1,11 @@
-//! `kubectl krypton check`: checks the home cluster, the hub and each member, or whether Krypton can be installed.
+//! `kubectl krypton check`: checks the home cluster, the hub and each member, or whether Krypton or a chart can be
+//! installed.
 
 mod clock;
 mod edge;
 mod findings;
+mod helm_rights;
+mod manifest;
 mod rights;
 
 use std::path::PathBuf;
@@ -11,6 +14,7 @@ use clap::Args;
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_runtime::access::ServiceAccount;
 use krypton_types::join_bundle::roots_in;
 use krypton_types::validity::Validity;
 use kube::{Api, ResourceExt as _};
@@ -38,9 +42,35 @@ pub(super) struct Check {
     /// this machine to the hub
     #[arg(long, value_name = "FILE", conflicts_with = "pre")]
     bundle: Option<PathBuf>,
+    /// Check whether Helm's account on this cluster has the rights for a rendered chart: the output of helm template
+    /// in this file; - stands for standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "pre")]
+    manifest: Option<PathBuf>,
+    /// Account that Helm acts as; by default that of the agent on this cluster
+    #[arg(
+        long,
+        value_name = "NAMESPACE:NAME",
+        value_parser = parse_account,
+        requires = "manifest"
+    )]
+    account: Option<ServiceAccount>,
     /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]
     output: Option<StatementFormat>,
+}
+
+impl Check {
+    /// Returns whether the only namespace of the command is the hub's. A rendered chart has a namespace, too.
+    pub(super) fn needs_only_hub(&self) -> bool {
+        self.manifest.is_none()
+    }
+}
+
+fn parse_account(text: &str) -> Result<ServiceAccount, &'static str> {
+    let account = text
+        .split_once(':')
+        .and_then(|(namespace, name)| ServiceAccount::parse(&format!("{namespace}/{name}"), ""));
+    account.ok_or("write NAMESPACE:NAME, as krypton-system:krypton-agent-helm")
 }
 
 pub(super) async fn run(
@@ -50,14 +80,25 @@ pub(super) async fn run(
 ) -> Result<CommandOutput, KubectlError> {
     let clock = LocalClock::start(now);
     let bundle = args.bundle.as_deref().map(edge::read).transpose()?;
+    let manifest = args.manifest.as_deref().map(manifest::read).transpose()?;
     let cluster = target.connect().await?;
     let now = clock.now();
+    let helm_rights = async {
+        let Some(manifest) = &manifest else {
+            return Vec::new();
+        };
+        let namespace = target.args.namespace.as_deref();
+        let account = args.account.as_ref();
+        Box::pin(helm_rights::check(manifest, account, namespace, &cluster)).await
+    };
     let lines = match &bundle {
         Some(bundle) => {
             let mut lines = check_before_installation(&cluster, Program::Agent, Some(clock)).await;
             lines.extend(Box::pin(edge::check(bundle, target.env, now)).await);
+            lines.extend(Box::pin(helm_rights).await);
             lines
         }
+        None if manifest.is_some() => check_cluster(&cluster, Some(clock), helm_rights).await,
         None if args.pre => check_before_installation(&cluster, Program::Hub, Some(clock)).await,
         None => {
             let hub_namespace = target.args.hub_namespace.as_deref();

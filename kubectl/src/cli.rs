@@ -9,8 +9,8 @@ use jiff::Timestamp;
 
 use crate::commands::change::{self, Verb};
 use crate::commands::{
-    accept_release, get, install, join, leave, log_level, migrate, rotate_ca, support_bundle,
-    uninstall, version,
+    accept_release, get, install, join, leave, log_level, migrate, quickstart, rotate_ca,
+    support_bundle, uninstall, version,
 };
 use crate::error::KubectlError;
 use crate::home::{Target, TargetArgs};
@@ -54,6 +54,8 @@ enum Command {
     Ban(change::Members),
     /// Revert a ban
     Unban(change::Members),
+    /// Create a local kind cluster with a hub and a first Tenant, or delete it
+    Quickstart(quickstart::Quickstart),
     /// Install or upgrade the hub or an agent, with Helm
     Install(install::Install),
     /// Uninstall the hub or an agent, and list what stays
@@ -78,10 +80,10 @@ enum Command {
 impl Command {
     /// Returns whether the only namespace of the command is the hub's.
     fn needs_only_hub(&self) -> bool {
-        matches!(
-            self,
-            Self::Check(_) | Self::Join(_) | Self::RotateCa(_) | Self::Version(_)
-        )
+        match self {
+            Self::Check(check) => check.needs_only_hub(),
+            _ => matches!(self, Self::Join(_) | Self::RotateCa(_) | Self::Version(_)),
+        }
     }
 }
 
@@ -120,6 +122,7 @@ pub async fn run(
         Command::Accept(args) => Box::pin(change::run(Verb::Accept, args.into(), target, now)),
         Command::Ban(args) => Box::pin(change::run(Verb::Ban, args.into(), target, now)),
         Command::Unban(args) => Box::pin(change::run(Verb::Unban, args.into(), target, now)),
+        Command::Quickstart(args) => Box::pin(quickstart::run(args, target, out)),
         Command::Install(args) => Box::pin(install::run(args, target)),
         Command::Uninstall(args) => Box::pin(uninstall::run(args, target)),
         Command::Join(args) => Box::pin(join::run(args, target, now)),

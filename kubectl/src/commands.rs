@@ -8,6 +8,7 @@ pub(crate) mod join;
 pub(crate) mod leave;
 pub(crate) mod log_level;
 pub(crate) mod migrate;
+pub(crate) mod quickstart;
 pub(crate) mod replace;
 pub(crate) mod rotate_ca;
 pub(crate) mod support_bundle;

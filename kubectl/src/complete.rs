@@ -163,7 +163,9 @@ fn value_completion(arg: &Arg) -> Completion {
         Some("namespace" | "hub-namespace") => Completion::Namespaces,
         Some("on") => Completion::ObjectNames(Kind::Cluster),
         Some("context" | "agent-context") => Completion::Contexts,
-        Some("kubeconfig" | "file" | "bundle" | "chart" | "values" | "helm") => Completion::Files,
+        Some(
+            "kubeconfig" | "file" | "bundle" | "manifest" | "chart" | "values" | "helm" | "kind",
+        ) => Completion::Files,
         _ => Completion::Nothing,
     }
 }

@@ -19,7 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::error::KubectlError;
 use crate::home::Connection;
-use crate::program::{Program, containers};
+use crate::program::{Program, setting};
 use crate::render::one_line;
 
 /// Time from opening the stream to the end of the response.
@@ -224,27 +224,8 @@ pub(super) fn shortened(response: &str) -> String {
 
 /// Returns the port of `/debug` from the pod's spec, or `None` if it is disabled.
 pub(super) fn port_of(pod: &Value, program: Program) -> Option<u16> {
-    let container = containers(pod).find(|it| it["name"] == program.container());
-    let array = |key: &str| container.and_then(|container| container.get(key)?.as_array());
-    let args = ["command", "args"].into_iter().filter_map(array).flatten();
-    let mut args = args.filter_map(Value::as_str);
-    let mut address = None;
-    while let Some(arg) = args.next() {
-        match arg.strip_prefix(DEBUG_FLAG) {
-            Some("") => address = args.next(),
-            Some(rest) => address = rest.strip_prefix('=').or(address),
-            None => {}
-        }
-    }
-    let from_variable = || {
-        let variables = array("env")?;
-        let variable = variables.iter().find(|it| it["name"] == ADDRESS_VARIABLE);
-        variable?.get("value")?.as_str()
-    };
-    match address
-        .or_else(from_variable)
-        .unwrap_or(DEFAULT_DEBUG_ADDRESS)
-    {
+    let address = setting(pod, program, (DEBUG_FLAG, ADDRESS_VARIABLE));
+    match address.unwrap_or(DEFAULT_DEBUG_ADDRESS) {
         "0" => None,
         text => {
             // A pod with an invalid address does not start and reports the error itself.

@@ -4,26 +4,22 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use clap::Args;
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use tempfile::TempDir;
-use tokio::process::Command;
 
 use crate::error::KubectlError;
 use crate::home::{DEFAULT_HUB_NAMESPACE, TargetArgs};
 use crate::program::Program;
-use crate::render::one_line;
+use crate::tool::Tool;
 
 include!(concat!(env!("OUT_DIR"), "/charts.rs"));
 
 /// Time for Helm to end after its own timeout.
 const GRACE: Duration = Duration::from_secs(60);
-/// Longest part of Helm's error output that an error repeats.
-const MAX_ERROR_CHARS: usize = 2000;
 
 impl Program {
     /// Namespace if the user names none.
@@ -125,62 +121,28 @@ impl ChartRelease<'_> {
         args: impl IntoIterator<Item = OsString>,
         more_args: &[String],
     ) -> Result<String, KubectlError> {
-        let (program, timeout) = (&self.helm.helm, self.helm.timeout);
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the user's Helm, in the user's session"
-        )]
-        let mut command = Command::new(program);
-        command
-            .args(args)
-            .args(more_args)
-            .args(["--namespace", self.namespace]);
+        let mut args: Vec<OsString> = args.into_iter().collect();
+        args.extend(more_args.iter().map(OsString::from));
+        args.extend(["--namespace", self.namespace].map(OsString::from));
         if let Some(kubeconfig) = &self.cluster.kubeconfig {
-            command.arg("--kubeconfig").arg(kubeconfig);
+            args.extend([OsString::from("--kubeconfig"), kubeconfig.into()]);
         }
         if let Some(context) = &self.cluster.context {
-            command.arg("--kube-context").arg(context);
+            args.extend([OsString::from("--kube-context"), context.into()]);
         }
         if let Some(user) = &self.cluster.as_user {
-            command.arg("--kube-as-user").arg(user);
+            args.extend([OsString::from("--kube-as-user"), user.into()]);
         }
-        command.stdin(Stdio::null()).kill_on_drop(true);
-        let result = tokio::time::timeout(timeout + GRACE, command.output()).await;
-        let output = match result {
-            Ok(Ok(output)) => output,
-            Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(KubectlError::Failed(format!(
-                    "there is no program {}; install Helm, or name it with --helm",
-                    program.display()
-                )));
-            }
-            Ok(Err(error)) => {
-                return Err(KubectlError::Failed(format!(
-                    "{} did not start: {error}",
-                    program.display()
-                )));
-            }
-            Err(_) => {
-                return Err(KubectlError::NoResponse(format!(
-                    "Helm did not end within {} s; it was killed, and 'helm history {}' shows the state of the release",
-                    (timeout + GRACE).as_secs(),
-                    self.program.chart()
-                )));
-            }
+        let helm = Tool {
+            name: "Helm",
+            path: &self.helm.helm,
+            remedy: "install Helm, or name it with --helm",
         };
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let stderr = one_line(&String::from_utf8_lossy(&output.stderr));
-        // The error is in the last lines.
-        let start = stderr.char_indices().rev().nth(MAX_ERROR_CHARS - 1);
-        let start = start.map_or(0, |(start, _)| start);
-        Err(KubectlError::Failed(format!(
-            "Helm failed for {} in the namespace {}: {}",
-            self.program.chart(),
-            self.namespace,
-            stderr.get(start..).unwrap_or_default()
-        )))
+        let chart = self.program.chart();
+        let task = format!("for {chart} in the namespace {}", self.namespace);
+        let next_step = format!("'helm history {chart}' shows the state of the release");
+        let deadline = self.helm.timeout + GRACE;
+        helm.run(args, deadline, (&task, &next_step)).await
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct TargetArgs {
     #[arg(long = "as", value_name = "USER", global = true)]
     pub(crate) as_user: Option<String>,
     /// Namespace of the objects, Helm release or agent in the command; by default that of the context, for
-    /// migrate all namespaces, for an agent krypton-system
+    /// migrate and check all namespaces, for an agent krypton-system
     #[arg(
         short,
         long,
@@ -86,6 +86,23 @@ impl TargetArgs {
             Some(_) => Err(KubectlError::usage(
                 "this command names no object in a namespace, so it takes no --namespace; name the hub's namespace with --hub-namespace",
             )),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails if the user selected a cluster or a namespace for a command that creates its own cluster.
+    pub(crate) fn reject_cluster(&self) -> Result<(), KubectlError> {
+        let flags = [
+            ("--kubeconfig", self.kubeconfig.is_some()),
+            ("--context", self.context.is_some()),
+            ("--as", self.as_user.is_some()),
+            ("--namespace", self.namespace.is_some()),
+            ("--hub-namespace", self.hub_namespace.is_some()),
+        ];
+        match flags.into_iter().find(|(_, is_named)| *is_named) {
+            Some((flag, _)) => Err(KubectlError::usage(format!(
+                "this command creates its own cluster, so it takes no {flag}; name the cluster with --name"
+            ))),
             None => Ok(()),
         }
     }

@@ -24,6 +24,7 @@ mod program;
 mod render;
 mod running_pods;
 mod statement;
+mod tool;
 
 pub use cli::{Cli, run};
 pub use error::{CallError, EXIT_CODE_MEANINGS, ExitCode, KubectlError};

@@ -69,7 +69,7 @@ impl Program {
     }
 }
 
-pub(crate) fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
+fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
     containers.into_iter().flatten()
 }
@@ -103,6 +103,31 @@ pub(crate) async fn pods_of(
 pub(crate) fn image_of(pod: &Value, program: Program) -> Option<&str> {
     let container = containers(pod).find(|it| it["name"] == program.container());
     container?.get("image")?.as_str()
+}
+
+/// Returns the value of the program's flag in the pod, otherwise that of the environment variable.
+pub(crate) fn setting<'a>(
+    pod: &'a Value,
+    program: Program,
+    (flag, variable): (&str, &str),
+) -> Option<&'a str> {
+    let container = containers(pod).find(|it| it["name"] == program.container())?;
+    let array = move |key: &str| container.get(key).and_then(Value::as_array);
+    let args = ["command", "args"].into_iter().filter_map(array).flatten();
+    let mut args = args.filter_map(Value::as_str);
+    let mut value = None;
+    while let Some(arg) = args.next() {
+        match arg.strip_prefix(flag) {
+            Some("") => value = args.next(),
+            Some(rest) => value = rest.strip_prefix('=').or(value),
+            None => {}
+        }
+    }
+    let from_variable = || {
+        let variable = array("env")?.iter().find(|it| it["name"] == variable);
+        variable?.get("value")?.as_str()
+    };
+    value.or_else(from_variable)
 }
 
 /// Returns whether the pod has a running process.

@@ -1,6 +1,7 @@
 //! Formats columns and ages like kubectl, and makes text safe for a terminal.
 
 use std::fmt::Write as _;
+use std::io::{self, ErrorKind};
 
 use clap::ValueEnum;
 use jiff::Timestamp;
@@ -246,6 +247,18 @@ impl CommandOutput {
         Self {
             stdout: text.into(),
             ..Self::default()
+        }
+    }
+}
+
+/// Prints a text while the command runs. Returns false if the reader has closed `out`.
+pub(crate) fn print_now(out: &mut dyn io::Write, text: &str) -> Result<bool, KubectlError> {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => {
+            let reason = format!("writing the output failed: {error}");
+            Err(KubectlError::Failed(reason))
         }
     }
 }

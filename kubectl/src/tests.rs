@@ -234,7 +234,7 @@ async fn help_names_default_namespace_of_each_command() {
     let server = FakeApiServer::with_responses(Vec::new()).await;
     for (command, expected) in [
         ("get", "by default that of the context"),
-        ("migrate", "for migrate all namespaces"),
+        ("migrate", "for migrate and check all namespaces"),
         ("log-level", "in krypton-system, else krypton, else that of"),
     ] {
         let help = server.run(&[command, "--help"]).await.unwrap_err();
@@ -300,6 +300,12 @@ async fn invalid_arguments_are_rejected_without_any_request() {
         (&["join", "edge-1", "-n", "hub"], "--hub-namespace"),
         (&["-n", "hub", "rotate-ca"], "--hub-namespace"),
         (&["check", "-n", "hub"], "--hub-namespace"),
+        (&["check", "--account=a:b"], "--manifest"),
+        (
+            &["check", "--manifest=-", "--account=a/b"],
+            "NAMESPACE:NAME",
+        ),
+        (&["check", "--manifest=-", "--pre"], "cannot be used with"),
         (&["version", "-n", "hub"], "--hub-namespace"),
         (&["install", "hub", "-n", "hub"], "with --hub-namespace"),
         (

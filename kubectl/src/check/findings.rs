@@ -58,7 +58,7 @@ const MEMBER_DOCS: &str = "how-to/clusters.md#join-a-cluster-through-an-agent";
 const TENANTS_DOCS: &str = "reference/runbook.md#kryptontenantsfailing";
 
 /// A line for a request without a result.
-fn unknown_line<T>(subject: &str, lookup: &Lookup<T>) -> Line {
+pub(super) fn unknown_line<T>(subject: &str, lookup: &Lookup<T>) -> Line {
     let mark = match lookup {
         Lookup::NotPermitted(_) => Mark::Unknown,
         _ => Mark::Problem,

@@ -112,7 +112,7 @@ fn hub_rights(namespace: &str) -> [ResourceAttributes; 6] {
     ]
 }
 
-fn attributes(verb: &str, group: &str, resource: &str) -> ResourceAttributes {
+pub(super) fn attributes(verb: &str, group: &str, resource: &str) -> ResourceAttributes {
     ResourceAttributes {
         group: Some(group.to_owned()),
         resource: Some(resource.to_owned()),
@@ -133,7 +133,7 @@ fn right_name(right: &ResourceAttributes) -> String {
     format!("{} {}{more}", text(&right.verb), text(&right.resource))
 }
 
-async fn may_account(
+pub(super) async fn may_account(
     home: &Connection,
     namespace: &str,
     account: &str,

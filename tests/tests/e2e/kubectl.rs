@@ -232,7 +232,7 @@ fn with_path(invocation: Invocation, folder: &Path) -> Invocation {
 
 /// Commands, and how they end for a viewer, an operator and a CA operator.
 const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
-    use ExitCode::{Failed, NotFound, NotPermitted, NotReady, Refused, Success};
+    use ExitCode::{Failed, NotFound, NotPermitted, NotReady, Refused, Success, Usage};
     &[
         (&["get", "clusters"], [Success, Success, NotPermitted]),
         (&["get", "tenants", "-A"], [Success, Success, NotPermitted]),
@@ -294,6 +294,8 @@ const RIGHTS: &[(&[&str], [ExitCode; 3])] = {
             &["uninstall", "hub", "--hub-namespace", HUB_NAMESPACE],
             [Failed, Failed, Failed],
         ),
+        // It has the rights of kind's own kubeconfig, and takes no other.
+        (&["quickstart"], [Usage, Usage, Usage]),
         (
             &["migrate", "--dry-run"],
             [NotPermitted, Success, NotPermitted],
@@ -540,5 +542,85 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
         let text = &files[&format!("krypton-support/{name}")];
         assert!(text.contains(holds), "{name}: {text}");
     }
+    Ok(())
+}
+
+/// An agent, and the account of its Helm with the rights for the chart `small`, except for its Service.
+const AGENT_WITH_FEW_RIGHTS: &str = "apiVersion: v1
+kind: Namespace
+metadata: {name: krypton-system}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: krypton-agent, namespace: krypton-system}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: krypton-agent-0, namespace: krypton-system}
+spec:
+  serviceAccountName: krypton-agent
+  automountServiceAccountToken: false
+  containers:
+  - {name: krypton-agent, image: krypton-agent, args: [--helm-service-account=platform/installer]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: installer}
+rules:
+- {apiGroups: [''], resources: [configmaps, secrets], verbs: ['*']}
+- {apiGroups: [apps], resources: [deployments], verbs: [create, delete, get, patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: installer}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: installer}
+subjects: [{kind: ServiceAccount, name: installer, namespace: platform}]
+";
+
+#[tokio::test]
+async fn manifest_check_names_missing_rights_of_helm() -> TestResult {
+    let edge = Cluster::start("manifest", Parts::ControlPlane).await?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("chart.yaml");
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
+    let rendered = edge.helm(["template", "acme", chart, "-n", "acme"]).await?;
+    std::fs::write(&file, rendered)?;
+    let command = ["check", "-n", "acme", "--manifest", file.to_str().unwrap()];
+    // The API server learns of a new role with a delay.
+    let wait_for = async |more: &[&str], code: ExitCode, expected: &str| {
+        let args = [&command[..], more].concat();
+        eventually(expected, async || {
+            let result = run_kubectl_krypton(&edge, &args).await?;
+            let is_expected = result.status.code() == Some(code as i32);
+            ensure!(
+                is_expected && result.stdout.contains(expected),
+                "{result:?}"
+            );
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    };
+    wait_for(&[], ExitCode::NotReady, "no agent runs in the namespace").await;
+
+    edge.apply(AGENT_WITH_FEW_RIGHTS).await?;
+    let missing = "✗ Helm's account platform/installer may not create, delete, get, patch services \
+                   in the namespace acme\n";
+    wait_for(&[], ExitCode::NotReady, missing).await;
+    let other = ["--account", "platform:other"];
+    let missing = "platform/other may not create, delete, get, patch configmaps in the namespace";
+    wait_for(&other, ExitCode::NotReady, missing).await;
+
+    let role = ["create", "clusterrole", "services", "--resource=services"];
+    let verbs = ["--verb=create,delete,get,patch"];
+    edge.kubectl(role.into_iter().chain(verbs)).await?;
+    let binding = ["create", "clusterrolebinding", "services"];
+    let parts = [
+        "--clusterrole=services",
+        "--serviceaccount=platform:installer",
+    ];
+    edge.kubectl(binding.into_iter().chain(parts)).await?;
+    let complete = "✓ Helm's account platform/installer has its rights for 3 kinds of objects\n";
+    wait_for(&[], ExitCode::Success, complete).await;
     Ok(())
 }

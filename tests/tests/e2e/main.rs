@@ -55,6 +55,7 @@ mod one_writer;
 mod packaging;
 mod placed;
 mod power;
+mod quickstart;
 mod readiness;
 mod rebuilt;
 mod refusals;

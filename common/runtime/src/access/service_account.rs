@@ -24,6 +24,10 @@ impl ServiceAccount {
         &self.namespace
     }
 
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Parses `NAMESPACE/NAME`, or `NAME` in `own_namespace`.
     pub fn parse(text: &str, own_namespace: &str) -> Option<Self> {
         let (namespace, name) = text.split_once('/').unwrap_or((own_namespace, text));

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::*;
 use crate::check::edge::AGENT_DOCS;
+use crate::check::helm_rights::HELM_RIGHTS_DOCS;
 use crate::commands::uninstall::RELEASES_DOCS;
 use crate::error::CallError;
 use crate::statement::{docs_url, to_text};
@@ -427,6 +428,7 @@ fn lines_link_existing_headings() {
         MEMBER_DOCS,
         TENANTS_DOCS,
         AGENT_DOCS,
+        HELM_RIGHTS_DOCS,
         RELEASES_DOCS,
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");

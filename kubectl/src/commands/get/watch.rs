@@ -1,7 +1,7 @@
 //! `kubectl krypton get … --watch`: the existing objects, then each change, until Ctrl-C.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use krypton_runtime::call::ApiError;
@@ -13,7 +13,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use crate::commands::get::{Get, to_table};
 use crate::error::KubectlError;
 use crate::objects::Objects;
-use crate::render::{OutputFormat, Widths};
+use crate::render::{OutputFormat, Widths, print_now};
 
 /// Shown version of each object, by namespace and name. After a relist, the command shows only changed objects.
 #[derive(Debug, Default)]
@@ -83,13 +83,8 @@ pub(crate) async fn run(
             }
         };
         let text = format_changes(get, &objects, objects_to_print, &mut widths)?;
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
-            Err(error) => {
-                let reason = format!("writing the output failed: {error}");
-                return Err(KubectlError::Failed(reason));
-            }
+        if !print_now(out, &text)? {
+            return Ok(());
         }
     }
 }

@@ -1,0 +1,280 @@
+//! Checks whether the account that Helm acts as has the rights for a rendered chart.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::stream::{self, StreamExt as _};
+use k8s_openapi::api::authorization::v1::ResourceAttributes;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
+use krypton_runtime::access::ServiceAccount;
+use serde_json::Value;
+
+use super::account_of;
+use super::findings::unknown_line;
+use super::manifest::{KindName, Manifest, Requirements, Right, ServedKind, ServedKinds};
+use super::rights::{attributes, may_account};
+use crate::explain::sources::{Lookup, lookup};
+use crate::home::{Connection, search};
+use crate::program::{Program, pods_of, setting};
+use crate::statement::{Line, Mark};
+
+/// Reviews of one check.
+const MAX_REVIEWS: usize = 200;
+const MAX_CONCURRENT_REQUESTS: usize = 16;
+
+/// The agent's flag that names Helm's account, and the environment variable that can replace it.
+const ACCOUNT_SETTING: (&str, &str) = ("--helm-service-account", "KRYPTON_HELM_SERVICE_ACCOUNT");
+const ACCOUNT_REMEDY: &str = "name the account with --account NAMESPACE:NAME, or install the agent";
+const RIGHTS_REMEDY: &str = "add these rights to a role of the account";
+const KIND_REMEDY: &str = "install their CRDs, or render the chart with --include-crds";
+
+/// Describes the rights that Helm needs.
+pub(super) const HELM_RIGHTS_DOCS: &str = "how-to/restrict-helm.md#check-the-rights";
+
+/// Checks the rights of `account`, by default of the account that the agent on this cluster has for Helm.
+pub(super) async fn check(
+    manifest: &Manifest,
+    account: Option<&ServiceAccount>,
+    release_namespace: Option<&str>,
+    cluster: &Connection,
+) -> Vec<Line> {
+    let account = match account {
+        Some(account) => Ok(account.clone()),
+        None => Box::pin(account_of_agent(cluster)).await,
+    };
+    let account = match account {
+        Ok(account) => account,
+        Err(line) => return vec![line],
+    };
+    let served = match served_kinds(manifest, cluster).await {
+        Ok(served) => served,
+        Err(line) => return vec![line],
+    };
+    let Requirements {
+        rights,
+        kinds,
+        unserved,
+    } = manifest.requirements(&served, release_namespace);
+    let mut lines: Vec<Line> = unserved_kinds(&unserved).into_iter().collect();
+    if rights.len() > MAX_REVIEWS {
+        let text = format!(
+            "Helm's rights are not known: the manifest needs {} reviews, and one check makes {MAX_REVIEWS}",
+            rights.len()
+        );
+        lines.push(Line::new(Mark::Unknown, text, "check it in parts"));
+        return lines;
+    }
+    let rights = review(rights, &account, cluster).await;
+    lines.push(judge(&account, kinds.len(), &rights));
+    lines
+}
+
+/// Returns the account that the agent has for Helm, or a line with the reason why it is not known.
+async fn account_of_agent(cluster: &Connection) -> Result<ServiceAccount, Line> {
+    let namespaces = cluster.hub_namespaces(None);
+    let account = search(&namespaces, async |namespace| {
+        let pods = pods_of(cluster, namespace, Program::Agent).await?;
+        Ok(pods.iter().find_map(|pod| helm_account(pod, namespace)))
+    })
+    .await;
+    let text = match account {
+        Ok(Some((_, account))) => return Ok(account),
+        Ok(None) => {
+            let namespaces = namespaces.join(" or ");
+            format!("Helm's account is not known: no agent runs in the namespace {namespaces}")
+        }
+        Err(error) => format!("Helm's account is not known: {error}"),
+    };
+    Err(Line::new(Mark::Unknown, text, ACCOUNT_REMEDY).with_docs(HELM_RIGHTS_DOCS))
+}
+
+/// Returns the account that Helm acts as, by default that of the agent's pod.
+fn helm_account(pod: &Value, namespace: &str) -> Option<ServiceAccount> {
+    let named = setting(pod, Program::Agent, ACCOUNT_SETTING);
+    ServiceAccount::parse(named.or_else(|| account_of(pod))?, namespace)
+}
+
+/// Reads the kinds of the manifest's group versions from the cluster. Returns a line if one cannot be read.
+async fn served_kinds(manifest: &Manifest, cluster: &Connection) -> Result<ServedKinds, Line> {
+    let requests = manifest
+        .api_versions()
+        .into_iter()
+        .map(async |version| (version, read_kinds(version, cluster).await));
+    let lists = stream::iter(requests).buffered(MAX_CONCURRENT_REQUESTS);
+    let mut served = ServedKinds::new();
+    for (version, list) in lists.collect::<Vec<_>>().await {
+        match list {
+            Lookup::Found(list) => served.extend(list.resources.into_iter().filter_map(|kind| {
+                let is_subresource = kind.name.contains('/');
+                let name = KindName {
+                    api_version: version.to_owned(),
+                    kind: kind.kind,
+                };
+                let served = ServedKind {
+                    plural: kind.name,
+                    namespaced: kind.namespaced,
+                };
+                (!is_subresource).then_some((name, served))
+            })),
+            Lookup::NotFound => {}
+            failure => {
+                let subject = format!("what the cluster serves in {version}");
+                return Err(unknown_line(&subject, &failure));
+            }
+        }
+    }
+    Ok(served)
+}
+
+async fn read_kinds(version: &str, cluster: &Connection) -> Lookup<APIResourceList> {
+    let client = &cluster.client;
+    if version.contains('/') {
+        let permission = format!("get /apis/{version}");
+        let request = client.list_api_group_resources(version);
+        return lookup(cluster, &permission, request).await;
+    }
+    let permission = format!("get /api/{version}");
+    lookup(
+        cluster,
+        &permission,
+        client.list_core_api_resources(version),
+    )
+    .await
+}
+
+async fn review(
+    rights: BTreeSet<Right>,
+    account: &ServiceAccount,
+    cluster: &Connection,
+) -> Vec<(Right, Lookup<bool>)> {
+    let reviews = rights.into_iter().map(async |right| {
+        let attributes = ResourceAttributes {
+            namespace: right.namespace.clone(),
+            ..attributes(right.verb, &right.group, &right.resource)
+        };
+        let (namespace, name) = (account.namespace(), account.name());
+        (
+            right,
+            may_account(cluster, namespace, name, attributes).await,
+        )
+    });
+    let reviews = stream::iter(reviews).buffered(MAX_CONCURRENT_REQUESTS);
+    reviews.collect().await
+}
+
+fn unserved_kinds(kinds: &BTreeSet<&KindName>) -> Option<Line> {
+    let names: Vec<String> = kinds.iter().map(ToString::to_string).collect();
+    let text = format!(
+        "Helm's rights are not checked for kinds that the cluster does not serve: {}",
+        names.join(", ")
+    );
+    (!names.is_empty()).then(|| Line::new(Mark::Note, text, KIND_REMEDY))
+}
+
+/// `kinds`: number of the kinds that the rights are for.
+fn judge(account: &ServiceAccount, kinds: usize, rights: &[(Right, Lookup<bool>)]) -> Line {
+    let account = format!("{}/{}", account.namespace(), account.name());
+    let mut missing = BTreeMap::<String, Vec<&str>>::new();
+    for (right, lookup) in rights {
+        if *lookup == Lookup::Found(false) {
+            missing.entry(right.objects()).or_default().push(right.verb);
+        }
+    }
+    if !missing.is_empty() {
+        let missing = missing
+            .iter()
+            .map(|(objects, verbs)| format!("{} {objects}", verbs.join(", ")));
+        let missing: Vec<String> = missing.collect();
+        let text = format!("Helm's account {account} may not {}", missing.join("; "));
+        return Line::new(Mark::Problem, text, RIGHTS_REMEDY).with_docs(HELM_RIGHTS_DOCS);
+    }
+    let mut lookups = rights.iter().map(|(_, lookup)| lookup);
+    match lookups.find(|lookup| !matches!(lookup, Lookup::Found(_))) {
+        Some(failure) => {
+            let subject = format!("whether Helm's account {account} has its rights");
+            unknown_line(&subject, failure)
+        }
+        None => {
+            let text =
+                format!("Helm's account {account} has its rights for {kinds} kinds of objects");
+            Line::new(Mark::Ok, text, None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn account_of_helm_is_read_from_pod() {
+        let cases = [
+            (json!({}), "own/agent"),
+            (
+                json!({"args": ["--helm-service-account=platform/installer"]}),
+                "platform/installer",
+            ),
+            (
+                json!({"command": ["krypton-agent", "--helm-service-account", "installer"]}),
+                "own/installer",
+            ),
+            (
+                json!({"env": [{"name": "KRYPTON_HELM_SERVICE_ACCOUNT", "value": "platform/b"}]}),
+                "platform/b",
+            ),
+        ];
+        for (mut container, expected) in cases {
+            container["name"] = json!("krypton-agent");
+            let sidecar = json!({"name": "other", "args": ["--helm-service-account=x/y"]});
+            let pod = json!({"spec": {
+                "serviceAccountName": "agent", "containers": [sidecar, container],
+            }});
+            let account = helm_account(&pod, "own");
+            assert_eq!(account, ServiceAccount::parse(expected, ""), "{pod}");
+        }
+    }
+
+    #[test]
+    fn missing_rights_are_grouped_by_objects() {
+        let text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n";
+        let manifest = Manifest::parse(text).unwrap();
+        let name = KindName {
+            api_version: "v1".to_owned(),
+            kind: "Namespace".to_owned(),
+        };
+        let served = ServedKind {
+            plural: "namespaces".to_owned(),
+            namespaced: false,
+        };
+        let requirements = manifest.requirements(&[(name, served)].into(), Some("acme"));
+        let account = ServiceAccount::parse("platform/installer", "").unwrap();
+        let line = |answer: &dyn Fn(&Right) -> Lookup<bool>| {
+            let rights = requirements.rights.iter().cloned();
+            let rights = rights.map(|right| {
+                let lookup = answer(&right);
+                (right, lookup)
+            });
+            let rights: Vec<_> = rights.collect();
+            judge(&account, requirements.kinds.len(), &rights)
+        };
+        let not_permitted = || Lookup::NotPermitted("create subjectaccessreviews".to_owned());
+
+        let granted = line(&|_| Lookup::Found(true));
+        assert_eq!(granted.mark, Mark::Ok);
+        let expected = "Helm's account platform/installer has its rights for 1 kinds of objects";
+        assert_eq!(granted.text, expected);
+        let partial = line(&|right| match (right.resource.as_str(), right.verb) {
+            ("namespaces", "create" | "patch") | (_, "update") => Lookup::Found(false),
+            (_, "list") => not_permitted(),
+            _ => Lookup::Found(true),
+        });
+        assert_eq!(partial.mark, Mark::Problem);
+        let expected = "Helm's account platform/installer may not create, patch namespaces; \
+                        update secrets in the namespace acme";
+        assert_eq!(partial.text, expected);
+        let unknown = line(&|_| not_permitted());
+        assert_eq!(unknown.mark, Mark::Unknown);
+        assert!(unknown.text.contains("you may not create"), "{unknown:?}");
+    }
+}

@@ -1,0 +1,79 @@
+//! Runs a program of the user, such as Helm or kind, within a deadline.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use crate::error::KubectlError;
+use crate::render::one_line;
+
+/// Longest part of the error output that an error repeats.
+const MAX_ERROR_CHARS: usize = 2000;
+
+/// A program of the user.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tool<'a> {
+    /// Name in messages.
+    pub(crate) name: &'static str,
+    pub(crate) path: &'a Path,
+    /// What to do if it is missing.
+    pub(crate) remedy: &'static str,
+}
+
+impl Tool<'_> {
+    /// Runs it with these arguments, and returns its output. After the deadline, kills it.
+    ///
+    /// # Errors
+    ///
+    /// An error contains `task`, as in `Helm failed for NAME`, and the end of the program's error output. After the
+    /// deadline, it contains `next_step`.
+    pub(crate) async fn run(
+        &self,
+        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        deadline: Duration,
+        (task, next_step): (&str, &str),
+    ) -> Result<String, KubectlError> {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the user's program, in the user's session"
+        )]
+        let mut command = Command::new(self.path);
+        command.args(args).stdin(Stdio::null()).kill_on_drop(true);
+        let (name, path) = (self.name, self.path.display());
+        let output = match tokio::time::timeout(deadline, command.output()).await {
+            Ok(Ok(output)) => output,
+            Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(KubectlError::Failed(format!(
+                    "there is no program {path}; {}",
+                    self.remedy
+                )));
+            }
+            Ok(Err(error)) => {
+                return Err(KubectlError::Failed(format!(
+                    "{path} did not start: {error}"
+                )));
+            }
+            Err(_) => {
+                return Err(KubectlError::NoResponse(format!(
+                    "{name} did not end within {} s; it was killed, and {next_step}",
+                    deadline.as_secs()
+                )));
+            }
+        };
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let stderr = one_line(&String::from_utf8_lossy(&output.stderr));
+        // The error is in the last lines.
+        let start = stderr.char_indices().rev().nth(MAX_ERROR_CHARS - 1);
+        let start = start.map_or(0, |(start, _)| start);
+        Err(KubectlError::Failed(format!(
+            "{name} failed {task}: {}",
+            stderr.get(start..).unwrap_or_default()
+        )))
+    }
+}
