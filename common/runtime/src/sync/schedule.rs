@@ -340,6 +340,12 @@ impl ThreadHandle {
     fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let turn = &self.run.turns[self.number];
         while state.failure.is_none() && state.running != Some(self.number) {
+            // On a busy machine, a thread can lose its turn before it wakes up.
+            if state.threads[self.number].state == ThreadState::Stuck {
+                state.threads[self.number].state = ThreadState::Ready;
+                self.give_turn(&mut state);
+                continue;
+            }
             state = turn.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state
