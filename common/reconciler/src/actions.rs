@@ -340,6 +340,14 @@ impl ActionRunner {
         Api::namespaced(self.client(), &release.namespace)
     }
 
+    /// Checks again right before Helm starts, because the preparation may have taken long.
+    fn check_start(&self) -> Result<(), ActionError> {
+        if self.desired.get().paused {
+            return Err(ActionError::Conflict);
+        }
+        self.check_permit()
+    }
+
     pub(super) fn check_permit(&self) -> Result<(), ActionError> {
         let permitted = self.stop.is_open() && self.lease_state.get().may_start(BootTime::now());
         permitted.then_some(()).ok_or(ActionError::Conflict)

@@ -399,7 +399,20 @@ async fn restore(
         Err(error) if matches!(error.code(), Some(403 | 404)) => {
             // If its namespace is deleted or terminating, the Tenant is rightly gone. Otherwise a policy rejects it.
             let namespaces: Api<Namespace> = Api::all(client.clone());
-            let reading = namespaces.get_metadata_opt(&namespace);
+            let reading = async {
+                match namespaces.get_metadata(&namespace).await {
+                    // Another 404 comes from an intermediary.
+                    Err(kube::Error::Api(status))
+                        if status.code == 404
+                            && status.details.as_ref().is_some_and(|it| {
+                                it.kind == "namespaces" && it.name == namespace
+                            }) =>
+                    {
+                        Ok(None)
+                    }
+                    result => result.map(Some),
+                }
+            };
             let namespace = call_within(CALL_DEADLINE, attempt, reading).await?;
             if namespace.is_some_and(|it| it.metadata.deletion_timestamp.is_none()) {
                 return Err(error.into());

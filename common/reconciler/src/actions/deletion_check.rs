@@ -11,6 +11,7 @@ use krypton_types::names;
 use super::{ActionError, ActionRunner, Job};
 use crate::owner::ReleaseOwner;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::Api;
 use kube::{CustomResourceExt, ResourceExt};
 
@@ -35,13 +36,7 @@ impl ActionRunner {
         if crd.metadata.deletion_timestamp.is_some() {
             return Err(ActionError::Conflict);
         }
-        let times = [
-            tenant.metadata.deletion_timestamp.as_ref(),
-            crd.metadata.creation_timestamp.as_ref(),
-        ];
-        if let [Some(deleted), Some(created)] = times.map(|time| time.map(|time| time.0))
-            && deleted < created
-        {
+        if predates(tenant, crd.metadata.creation_timestamp.as_ref()) {
             return Err(ActionError::Failed {
                 reason: reason::UNINSTALL_FAILED,
                 message: deleted_with_earlier_crd(),
@@ -54,21 +49,31 @@ impl ActionRunner {
         let is_same = current.metadata.uid == tenant.metadata.uid
             && current.metadata.deletion_timestamp.is_some()
                 == tenant.metadata.deletion_timestamp.is_some();
-        // Only an order removes a Tenant that is not deleted. The hub may have withdrawn the order while the job
-        // waited for its turn.
+        // People and the hub may have decided otherwise while the job waited for its turn. Only an order removes a
+        // Tenant that is not deleted.
         let has_same_annotation =
             |name: &str| current.annotations().get(name) == tenant.annotations().get(name);
-        let is_ordered = current.metadata.deletion_timestamp.is_some() || {
-            let desired = self.desired.get();
-            desired.retire
-                && !desired.paused
-                && has_same_annotation(names::ORPHAN_ANNOTATION)
-                && has_same_annotation(names::PAUSED_ANNOTATION)
-        };
+        let desired = self.desired.get();
+        let is_ordered = (current.metadata.deletion_timestamp.is_some() || desired.retire)
+            && !desired.paused
+            && has_same_annotation(names::ORPHAN_ANNOTATION)
+            && has_same_annotation(names::PAUSED_ANNOTATION);
         (is_same && is_ordered)
             .then_some(())
             .ok_or(ActionError::Conflict)
     }
+}
+
+/// Whether the Tenant was deleted before its CRD was created. Times have whole seconds. In the same second, only the
+/// Tenants of an earlier CRD are older than the CRD.
+fn predates(tenant: &Tenant, crd_created: Option<&Time>) -> bool {
+    let deleted = tenant.metadata.deletion_timestamp.as_ref();
+    let Some((deleted, crd_created)) = deleted.zip(crd_created) else {
+        return false;
+    };
+    let created = tenant.metadata.creation_timestamp.as_ref();
+    let is_older = created.is_some_and(|created| created.0 < crd_created.0);
+    deleted.0 < crd_created.0 || (deleted.0 == crd_created.0 && is_older)
 }
 
 /// Returns the message for a Tenant of a CRD whose finalizer a user removed. etcd keeps the Tenants of such a CRD.

@@ -104,8 +104,7 @@ impl ActionRunner {
         // The numbers of revisions start again, so an old digest would not match.
         self.delete_record(job).await?;
         self.recheck(job, &stored).await?;
-        // The requests above may have taken long.
-        self.check_permit()?;
+        self.check_start()?;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(

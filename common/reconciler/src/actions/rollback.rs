@@ -79,7 +79,7 @@ impl ActionRunner {
         let digest = check_rollback(&job.release, &stored.record, good)?;
         self.wait_randomly().await;
         self.recheck(job, &stored).await?;
-        self.check_permit()?;
+        self.check_start()?;
         let chart = job.chart();
         let policy = &self.member.policy;
         let rollback = Rollback {

@@ -147,9 +147,6 @@ impl ActionRunner {
         job: &Job,
         stored: &StoredRevisions,
     ) -> Result<(), ActionError> {
-        if stored.all.is_empty() {
-            return Ok(());
-        }
         let api = self.secrets(&job.release);
         let mut params = release_params(job).limit(METADATA_PAGE_SIZE);
         let mut pages = ListSize::default();

@@ -85,6 +85,7 @@ impl ActionRunner {
             return Ok(());
         }
         let record = self.release_record(&job.release).await?;
+        self.check_permit()?;
         let deleting = release_record::delete(&record, &self.member.client);
         Ok(call("deleting the record of the release", deleting).await?)
     }

@@ -54,6 +54,8 @@ impl ActionRunner {
         if hooks {
             self.wait_randomly().await;
         }
+        // The preparation may have taken long.
+        self.confirm_deletion(job).await?;
         self.recheck(job, &stored).await?;
         self.check_permit()?;
         let uninstall = Uninstall {

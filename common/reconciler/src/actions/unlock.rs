@@ -21,6 +21,11 @@ impl ActionRunner {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist_without(job, revision, result).await;
         };
+        // The Helm process may have ended the run since the plan.
+        let stored = secret.labels().get("status");
+        if stored.map(String::as_str) != Some(status) {
+            return self.relist(job, result).await;
+        }
         let description = format!("Unlocked by Krypton: a Helm process that died left it {status}");
         let mut unlocked = match releases::unlocked(&secret, &description) {
             Ok(unlocked) => unlocked,
@@ -36,6 +41,7 @@ impl ActionRunner {
         {
             labels.retain(|label, run| label != RUN_LABEL || !run.starts_with(INSTALL_RUN));
         }
+        self.check_permit()?;
         let name = unlocked.name_any();
         let api = self.secrets(&job.release);
         let params = PostParams::default();
