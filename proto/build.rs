@@ -14,6 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(FILES, ["."])?;
     tonic_prost_build::configure()
         .bytes(".krypton.fleet.v1")
+        .btree_map(".krypton.fleet.v1")
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,8 +1,11 @@
 //! Converts between protobuf messages and domain types. Validates everything that the peer sends.
 
+use std::collections::BTreeMap;
+
 use krypton_types::conditions::{ClusterState, State, Truth};
 use krypton_types::deployment::{DeploymentKey, DeploymentReport, ReportedEvent};
 use krypton_types::desired::{DesiredState, Version};
+use krypton_types::labels::Labels;
 use krypton_types::member::MemberReport;
 use krypton_types::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain};
 use krypton_types::placed_tenant::PlacedReport;
@@ -145,9 +148,12 @@ impl v1::Applied {
         Self { version, digest }
     }
 
-    /// Returns version and digest, or `None` without a version.
+    /// Returns version and digest. `None` without a version, or with numbers that no status can have.
     pub fn read(self) -> Option<(Version, String)> {
-        Some((self.version?.into(), truncate(self.digest, TEXT_MAX)))
+        let version: Version = self.version?.into();
+        let fits = |number: u64| i64::try_from(number).is_ok();
+        let is_valid = fits(version.epoch) && fits(version.generation);
+        is_valid.then(|| (version, truncate(self.digest, TEXT_MAX)))
     }
 }
 
@@ -223,6 +229,7 @@ impl v1::Tenant {
                 v1::TenantState {
                     next: report.next.map(v1::Next::new),
                     handled_request: report.handled_request.clone(),
+                    labels: report.labels.to_map(),
                     ..state
                 }
             }),
@@ -241,6 +248,7 @@ impl v1::Tenant {
             applied_chart: state.applied_chart.clone(),
             next: state.next.as_ref().and_then(v1::Next::read),
             handled_request: state.handled_request.clone(),
+            labels: Labels::new(&state.labels),
             state: state.read("a Tenant's state")?,
         };
         Ok((key, Some(report.trimmed())))
@@ -257,6 +265,7 @@ impl v1::TenantState {
             error: state.error.as_ref().map(Into::into),
             next: None,
             handled_request: None,
+            labels: BTreeMap::new(),
         }
     }
 
@@ -417,7 +426,7 @@ impl From<v1::Condition> for State {
 
 /// Truncates a text to at most `max` bytes, at a character boundary.
 fn truncate(mut text: String, max: usize) -> String {
-    text.truncate(text.floor_char_boundary(max));
+    krypton_types::tenant::truncate(&mut text, max);
     text
 }
 

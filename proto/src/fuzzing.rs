@@ -20,8 +20,9 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("hub_message", hub_message),
 ];
 
-/// Bytes of a report in JSON: it keeps seven texts of 1,024 bytes, and JSON may escape each byte.
-const REPORT_MAX: usize = 7 * 1024 * 6 + 1024;
+/// Bytes of a report in JSON: it keeps seven texts of 1,024 bytes and as many bytes of labels, and JSON may escape each
+/// byte.
+const REPORT_MAX: usize = 8 * 1024 * 6 + 1024;
 
 /// Checks that each report is within limits, and that both sides compute the same digest.
 macro_rules! broken_report {
@@ -135,8 +136,8 @@ mod tests {
         shared::replay(TARGETS);
     }
 
-    fn write_agent_seeds() {
-        let state = |message: &str| v1::TenantState {
+    fn state(message: &str) -> v1::TenantState {
+        v1::TenantState {
             observed_generation: 3,
             applied_chart: "https://example.com/small:1.0.0".to_owned(),
             ready: Some(v1::Condition {
@@ -150,7 +151,10 @@ mod tests {
                 attempts: 2,
             }),
             ..v1::TenantState::default()
-        };
+        }
+    }
+
+    fn write_agent_seeds() {
         let tenant = |namespace: &str, state| v1::Tenant {
             namespace: namespace.to_owned(),
             name: "small".to_owned(),
@@ -208,6 +212,10 @@ mod tests {
                 ..v1::Report::default()
             }))
         };
+        let labelled = Some(v1::TenantState {
+            labels: [("team".to_owned(), "a".to_owned())].into(),
+            ..state("")
+        });
         let many = v1::TrustedRoots {
             sha256: vec![vec![7; 32].into(); ROOTS_MAX + 1],
         };
@@ -229,6 +237,7 @@ mod tests {
                     "good-long-message",
                     report_of_tenant(tenant("acme", Some(state(&"ä".repeat(800))))),
                 ),
+                ("good-labels", report_of_tenant(tenant("acme", labelled))),
                 (
                     "good-hello",
                     agent_message_of(agent_message::Kind::Hello(hello)),

@@ -137,9 +137,8 @@ fn tenant(truth: i32) -> Tenant {
             applied_chart: "https://charts.example.org/small:1.0.0".to_owned(),
             ready: Some(condition(truth)),
             progress: Some(condition(Truth::False.into())),
-            error: None,
             next: Some(next),
-            handled_request: None,
+            ..TenantState::default()
         }),
     }
 }

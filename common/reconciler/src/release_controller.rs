@@ -106,6 +106,7 @@ impl Reconciler {
             self.forget(key);
             return false;
         };
+        self.report_store.update_labels(key, &owner);
         let Some((job, request)) = self.plan_owner(key, owner, now) else {
             return false;
         };

@@ -12,10 +12,12 @@ use krypton_types::deployment::{
     DeploymentKey, DeploymentReport, DesiredDeployment, RECORDED_EVENTS, ReportedEvent,
 };
 use krypton_types::desired::Version;
+use krypton_types::labels::Labels;
 use krypton_types::member::MemberReport;
 use krypton_types::names;
 use krypton_types::placed_tenant::PlacedReport;
 use krypton_types::tenant::{TenantKey, TenantReport, UpcomingStep};
+use kube::ResourceExt as _;
 use tokio::sync::Notify;
 
 use crate::owner::{OwnerKey, ReleaseOwner};
@@ -145,6 +147,7 @@ impl ReportStore {
                     observed_generation,
                     applied_chart: applied.or_else(previous).unwrap_or_default(),
                     state,
+                    labels: Labels::new(tenant.labels()),
                     next,
                     handled_request,
                 };
@@ -169,6 +172,23 @@ impl ReportStore {
                 self.set_deployment(&key, Some(report));
             }
         }
+    }
+
+    /// Updates the labels in the Tenant's report, if it has one. They change without a new generation and state.
+    pub(crate) fn update_labels(&self, key: &OwnerKey, owner: &ReleaseOwner) {
+        let (OwnerKey::Tenant(key), ReleaseOwner::Tenant(tenant)) = (key, owner) else {
+            return;
+        };
+        let labels = Labels::new(tenant.labels());
+        let mut reports = self.lock();
+        let report = reports.tenants.get_mut(key);
+        let Some(report) = report.filter(|report| report.labels != labels) else {
+            return;
+        };
+        report.labels = labels;
+        reports.changed.insert(ReportKey::Tenant(key.clone()));
+        drop(reports);
+        self.changed.notify_one();
     }
 
     /// Adds an event to the order's report. Drops the event if the order has no report yet.
@@ -351,6 +371,7 @@ fn recorded_chart(status: &TenantStatus) -> Option<String> {
 mod tests {
     use std::sync::Arc;
 
+    use krypton_crds::tenant::{Tenant, TenantSpec};
     use krypton_types::conditions::{State, Truth};
 
     use super::*;
@@ -411,6 +432,30 @@ mod tests {
             changes.tenants.into_iter().collect::<Vec<_>>(),
             vec![(key("a"), None)]
         );
+    }
+
+    #[test]
+    fn changed_labels_alone_change_the_report() {
+        let report_store = ReportStore::default();
+        let owner = |team: &str| {
+            let mut tenant = Tenant::new("a", TenantSpec::default());
+            tenant.metadata.namespace = Some("default".to_owned());
+            tenant.metadata.labels = Some([("team".to_owned(), team.to_owned())].into());
+            ReleaseOwner::Tenant(Arc::new(tenant))
+        };
+        let owner_key = OwnerKey::Tenant(key("a"));
+        report_store.update_labels(&owner_key, &owner("one"));
+        assert_eq!(report_store.unsent_count(), 0, "there is no report");
+        report_store.set_owner(&owner("one"), report(1).state, "", (None, None), false);
+        let labels = || {
+            let report = report_store.take(None, 1).changes.tenants.remove(&key("a"));
+            report.unwrap().unwrap().labels.to_map()
+        };
+        assert_eq!(labels()["team"], "one");
+        report_store.update_labels(&owner_key, &owner("one"));
+        assert_eq!(report_store.unsent_count(), 0, "nothing has changed");
+        report_store.update_labels(&owner_key, &owner("two"));
+        assert_eq!(labels()["team"], "two");
     }
 
     #[tokio::test]

@@ -173,12 +173,17 @@ fn blocking_member(
     let pending = status.expiry_before_connection().map(|time| time.0);
     let connected_expiry = status.certificate_expiry.map(|time| time.0);
     let expiry = connected_expiry.max(pending);
+    let connected = status
+        .conditions
+        .iter()
+        .any(|condition| condition.type_ == "Connected" && condition.status == "True");
     // A cluster with an agent is a member even if no other source declares it.
     let has_agent = expiry.is_some() || member.spec.source_ref.is_none();
     let is_excluded = name == SELF_CLUSTER
         || member.spec.banned
         || member.metadata.deletion_timestamp.is_some()
-        || expiry.is_some_and(|expiry| expiry <= now);
+        // The certificate of a connected agent was valid when it connected, so the hub's clock may be wrong.
+        || (!connected && expiry.is_some_and(|expiry| expiry <= now));
     if is_excluded || !has_agent {
         return None;
     }
@@ -195,10 +200,6 @@ fn blocking_member(
         (Some(_), RotationPhase::Announced) => return None,
         (Some(_), RotationPhase::Switched) => BlockReason::NotRenewed,
     };
-    let connected = status
-        .conditions
-        .iter()
-        .any(|condition| condition.type_ == "Connected" && condition.status == "True");
     Some(BlockingMember {
         uid: member.metadata.uid.clone().unwrap_or_default(),
         reason,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::conditions::ClusterState;
 use crate::desired::drift::DriftPolicy;
 use crate::names;
-use crate::tenant::{trim_all, trim_request};
+use crate::tenant::{trim_all, trim_request, truncate};
 
 /// Namespace and name of a KryptonDeployment on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -157,7 +157,7 @@ impl DeploymentReport {
         self.events.drain(..excess);
         for event in &mut self.events {
             for text in [&mut event.reason, &mut event.message] {
-                text.truncate(text.floor_char_boundary(EVENT_TEXT_MAX));
+                truncate(text, EVENT_TEXT_MAX);
             }
         }
         self

@@ -19,6 +19,7 @@ pub mod join_info;
 pub mod join_token;
 mod keyword;
 pub mod kubeconfig;
+pub mod labels;
 pub mod member;
 pub mod names;
 pub mod placed_tenant;

@@ -122,6 +122,30 @@ fn is_label_shaped(label: &str) -> bool {
             .all(|byte| *byte == b'-' || is_alphanumeric(Some(byte)))
 }
 
+/// Returns whether a label or annotation key is valid: a name of at most 63 bytes, optionally after a DNS subdomain.
+pub(crate) fn is_qualified_name(key: &str) -> bool {
+    match key.split_once('/') {
+        Some((prefix, name)) => is_dns_subdomain(prefix) && is_name_part(name),
+        None => is_name_part(key),
+    }
+}
+
+/// Returns whether the value of a label is valid.
+pub(crate) fn is_label_value(value: &str) -> bool {
+    value.is_empty() || is_name_part(value)
+}
+
+fn is_name_part(text: &str) -> bool {
+    let is_alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    bytes.len() <= LABEL_MAX
+        && is_alphanumeric(bytes.first())
+        && is_alphanumeric(bytes.last())
+        && bytes
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+}
+
 /// Shortens a name over the limit in the same way as Flux, and leaves no separator before the digest.
 fn shorten(limit: usize, name: String) -> String {
     if name.len() <= limit {

@@ -89,6 +89,7 @@ mod tests {
 
     use super::*;
     use crate::conditions::{State, Truth};
+    use crate::labels::Labels;
     use crate::tenant::TenantReport;
 
     fn key(name: u8) -> TenantKey {
@@ -140,5 +141,17 @@ mod tests {
         digest.set(&key(2), Some(&report(2)));
         digest.retain(|other| *other == key(1));
         assert_eq!(digest.value(), digest_of(&[(1, 1)]));
+        let labelled = TenantReport {
+            labels: Labels::new(&[("team".to_owned(), "a".to_owned())].into()),
+            ..report(1)
+        };
+        digest.set(&key(1), Some(&labelled));
+        assert_ne!(digest.value(), digest_of(&[(1, 1)]));
+    }
+
+    #[test]
+    fn empty_labels_do_not_change_digest() {
+        let json = serde_json::to_value(report(1)).unwrap();
+        assert_eq!(json.get("labels"), None);
     }
 }

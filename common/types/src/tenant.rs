@@ -8,6 +8,7 @@ use krypton_crds::tenant::{NextStep, TenantStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::conditions::{ClusterState, MESSAGE_MAX, State};
+use crate::labels::Labels;
 
 /// Longest reconcile request that Krypton acknowledges, in bytes.
 pub const REQUEST_MAX: usize = 256;
@@ -42,6 +43,9 @@ pub struct TenantReport {
     /// `status.lastAppliedChart`. Empty until a chart has been applied.
     pub applied_chart: String,
     pub state: ClusterState,
+    /// The Tenant's labels. Without labels, versions that do not know the field compute the same digest.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// The member's next automatic step after a failure or while it waits. No digest contains it, so versions that do
     /// not know the field compute the same digest.
     #[serde(skip)]
@@ -94,8 +98,12 @@ impl UpcomingStep {
     }
 
     /// Like [`UpcomingStep::new`], with the time in seconds since 1970. Returns `None` if that time is out of range.
+    /// The API server rejects a time before 1970 with a negative year, and the rest of the status with it.
     pub fn at_second(step: UpcomingStepKind, second: Option<i64>, attempts: u32) -> Option<Self> {
         let at = second.map(Timestamp::from_second).transpose().ok()?;
+        if at.is_some_and(|at| at < Timestamp::UNIX_EPOCH) {
+            return None;
+        }
         Some(Self::new(step, at, attempts))
     }
 
@@ -165,12 +173,13 @@ impl UpcomingStepKind {
 }
 
 impl TenantReport {
-    /// Creates a report without a chart, a next step and a handled request.
+    /// Creates a report without a chart, labels, a next step and a handled request.
     pub fn new(observed_generation: i64, state: impl Into<ClusterState>) -> Self {
         Self {
             observed_generation,
             applied_chart: String::new(),
             state: state.into(),
+            labels: Labels::default(),
             next: None,
             handled_request: None,
         }
@@ -204,12 +213,20 @@ pub(crate) fn trim_all(applied_chart: &mut String, state: &mut ClusterState) {
 /// Cuts a longer request, which then equals none that a user has set.
 pub(crate) fn trim_request(request: &mut Option<String>) {
     if let Some(request) = request {
-        request.truncate(request.floor_char_boundary(REQUEST_MAX));
+        truncate(request, REQUEST_MAX);
     }
 }
 
 fn trim(text: &mut String) {
-    text.truncate(text.floor_char_boundary(MESSAGE_MAX));
+    truncate(text, MESSAGE_MAX);
+}
+
+/// Cuts a text to at most `max` bytes, at a character boundary, and releases the rest of its memory.
+pub fn truncate(text: &mut String, max: usize) {
+    if text.len() > max {
+        text.truncate(text.floor_char_boundary(max));
+    }
+    text.shrink_to_fit();
 }
 
 #[cfg(test)]
@@ -218,6 +235,22 @@ mod tests {
 
     fn at(millis: i64) -> Option<Timestamp> {
         Some(Timestamp::from_millisecond(millis).unwrap())
+    }
+
+    #[test]
+    fn times_before_1970_are_rejected() {
+        let next = |second| UpcomingStep::at_second(UpcomingStepKind::Retry, Some(second), 1);
+        assert!(next(0).is_some());
+        assert_eq!(next(-1), None);
+        assert_eq!(next(-100_000_000_000), None);
+    }
+
+    #[test]
+    fn truncated_text_releases_its_memory() {
+        let mut text = "a".repeat(1 << 20);
+        truncate(&mut text, 3);
+        assert_eq!(text, "aaa");
+        assert!(text.capacity() < 64, "{}", text.capacity());
     }
 
     #[test]

@@ -275,8 +275,8 @@ impl EnrollmentService {
         })
     }
 
-    /// Returns the EdgeCluster that the token is for. An unused token may create it. Deleting an EdgeCluster
-    /// voids all older tokens.
+    /// Returns the EdgeCluster that the token is for. An unused token may create it. Deleting an EdgeCluster voids all
+    /// older tokens, and so does the use of a newer one.
     async fn edge_cluster_for(
         &self,
         token: &Record,
@@ -287,13 +287,17 @@ impl EnrollmentService {
         let revoked = || TokenRefusal::Gone {
             cluster: cluster.clone(),
         };
+        let tokens = join_token::list_for_member(client(), &self.namespace, cluster).await;
+        let tokens = tokens.map_err(EnrollmentError::Token)?;
+        if join_token::is_superseded(token, &tokens) {
+            let cluster = cluster.clone();
+            return Err(TokenRefusal::Superseded { cluster }.into());
+        }
         if used || token.edge_cluster.is_some() {
             let current = get(client(), cluster).await?;
             let is_bound = |object: &EdgeCluster| object.metadata.uid == token.edge_cluster;
             return Ok(current.filter(is_bound).ok_or_else(revoked)?);
         }
-        let tokens = join_token::list_for_member(client(), &self.namespace, cluster).await;
-        let tokens = tokens.map_err(EnrollmentError::Token)?;
         let current = get(client(), cluster).await?;
         let uid = current
             .as_ref()

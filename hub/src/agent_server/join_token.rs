@@ -64,6 +64,10 @@ pub enum TokenRefusal {
         "EdgeCluster {cluster} has been deleted since the join token was issued; run 'kubectl krypton join {cluster}' again"
     )]
     Gone { cluster: String },
+    #[error(
+        "the join token of cluster {cluster} is void, because a newer one was used; run 'kubectl krypton join {cluster}' again"
+    )]
+    Superseded { cluster: String },
 }
 
 impl TokenRefusal {
@@ -74,7 +78,7 @@ impl TokenRefusal {
             Self::Expired { .. } => "TokenExpired",
             Self::Used { .. } => "TokenUsed",
             Self::OtherCluster { .. } => "TokenUsedElsewhere",
-            Self::Gone { .. } => "TokenRevoked",
+            Self::Gone { .. } | Self::Superseded { .. } => "TokenRevoked",
         }
     }
 }
@@ -226,6 +230,14 @@ pub async fn list_for_member(
     let labels = format!("{LABEL}=true,{MEMBER_LABEL}={cluster}");
     let tokens = list(client, namespace, &labels).await?;
     Ok(tokens.iter().filter_map(Record::read).collect())
+}
+
+/// Whether an agent has used a newer token of the member. Otherwise, a stolen token would void the newer key. The API
+/// server's clock decides, because the clocks of hubs differ.
+pub fn is_superseded(token: &Record, others: &[Record]) -> bool {
+    others.iter().any(|other| {
+        other.used_by.is_some() && other.cluster == token.cluster && other.created > token.created
+    })
 }
 
 /// Whether a later deletion of the EdgeCluster voids this unused token. Another token shows that: it was used
@@ -394,6 +406,32 @@ mod tests {
         // An older hub does not record the cluster.
         used.cluster_uid = None;
         assert_eq!(check(&used, "there"), TokenDecision::Again);
+    }
+
+    #[test]
+    fn newer_used_token_voids_older_ones() {
+        let created_at = |second, used_by| Record {
+            created: at(second),
+            ..record(used_by)
+        };
+        for (token, other, superseded) in [
+            (created_at(0, None), created_at(1, Some("a")), true),
+            (created_at(0, Some("b")), created_at(1, Some("a")), true),
+            (created_at(0, Some("b")), created_at(1, None), false),
+            (created_at(1, None), created_at(0, Some("a")), false),
+            (created_at(1, Some("a")), created_at(1, Some("a")), false),
+        ] {
+            assert_eq!(
+                is_superseded(&token, std::slice::from_ref(&other)),
+                superseded,
+                "{other:?}"
+            );
+            let of_other_member = Record {
+                cluster: "edge-2".to_owned(),
+                ..other
+            };
+            assert!(!is_superseded(&token, &[of_other_member]));
+        }
     }
 
     #[test]

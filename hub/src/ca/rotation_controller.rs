@@ -46,7 +46,7 @@ enum RotationError {
     #[error("the trust domain in Secret {CA_SECRET} has changed; restore it, or restart the hub")]
     TrustDomain,
     #[error(
-        "the rotation in Secret {CA_SECRET} cannot continue: {0}; remove next.crt and next.key from it, and start the rotation again"
+        "the rotation in Secret {CA_SECRET} cannot continue: {0}; remove next.crt and next.key from it, also that certificate from its ca.crt, and start the rotation again"
     )]
     Broken(&'static str),
     #[error("failed to create a new root")]

@@ -163,8 +163,13 @@ impl<O: Order> RemoteOrders<O> {
         }
         let mut members = self.lock();
         let reports = members.entry(member.to_owned()).or_default();
+        let mut all_fit = true;
         for (key, report) in changes {
             match report {
+                // An agent that never completes a report would otherwise add to the earlier ones forever.
+                Some(_) if reports.len() >= 2 * O::MAX && reports.get(&key).is_none() => {
+                    all_fit = false;
+                }
                 Some(report) => {
                     let part = report_digest::part(&key, &report);
                     reports.insert(key, report, part);
@@ -173,7 +178,7 @@ impl<O: Order> RemoteOrders<O> {
             }
         }
         // Reports of an earlier reporter stay until the full report is complete, and may be on other orders.
-        let within_limit = reports.len() <= O::MAX || reports.current_len() <= O::MAX;
+        let within_limit = all_fit && (reports.len() <= O::MAX || reports.current_len() <= O::MAX);
         drop(members);
         self.notify();
         within_limit

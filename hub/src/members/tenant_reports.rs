@@ -10,6 +10,7 @@ use krypton_runtime::clock::BootTime;
 use krypton_runtime::sync::{Mutex, MutexGuard};
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{ClusterState, State};
+use krypton_types::labels::Labels;
 use krypton_types::report_digest;
 use krypton_types::tenant::{TenantKey, TenantReport};
 use tokio::sync::Notify;
@@ -28,7 +29,7 @@ pub(crate) const START_GRACE: Duration = Duration::from_secs(45);
 pub const TENANTS_MAX: usize = 10_000;
 
 /// Limit for the texts of one member's reports, in bytes: twice the most that 1,000 Tenants need. Beyond it, a
-/// report keeps its reasons and loses its messages.
+/// report keeps its reasons and loses its messages and labels.
 pub(crate) const TEXTS_MAX: usize = 16 * 1024 * 1024;
 /// Longest reason of a report without messages, in bytes.
 pub(crate) const REASON_MAX: usize = 128;
@@ -192,7 +193,7 @@ fn states(state: &ClusterState) -> impl Iterator<Item = &State> {
 fn text_size(report: &TenantReport) -> usize {
     let sizes = states(&report.state).map(|state| state.reason.len() + state.message.len());
     let handled = report.handled_request.as_ref().map_or(0, String::len);
-    report.applied_chart.len() + handled + sizes.sum::<usize>()
+    report.applied_chart.len() + handled + report.labels.size() + sizes.sum::<usize>()
 }
 
 fn without_messages(report: TenantReport) -> TenantReport {
@@ -204,6 +205,7 @@ fn without_messages(report: TenantReport) -> TenantReport {
             progress: report.state.progress.as_ref().map(reason_only),
             error: report.state.error.as_ref().map(reason_only),
         },
+        labels: Labels::default(),
         ..report
     }
 }
@@ -248,8 +250,13 @@ impl TenantReports {
     pub fn apply(&self, member: &str, changes: TenantReportChanges) -> bool {
         let mut state = self.lock();
         let name = state.entry(member).0;
+        let mut all_fit = true;
         for (key, change) in changes.0 {
+            let tenants = &state.entry(member).1.tenants;
+            let is_excess = tenants.len() >= TENANTS_MAX && tenants.get(&key).is_none();
             match change {
+                // Later sessions would otherwise add to the reports of earlier ones.
+                Some(_) if is_excess => all_fit = false,
                 Some((report, part)) => {
                     state.dirty.keys.insert(key.clone());
                     state.insert(&name, key, report, part);
@@ -257,10 +264,9 @@ impl TenantReports {
                 None => state.remove(member, &Arc::new(key)),
             }
         }
-        let within_limit = state.entry(member).1.tenants.len() <= TENANTS_MAX;
         drop(state);
         self.changed.notify_one();
-        within_limit
+        all_fit
     }
 
     pub fn set_report_state(&self, member: &str, report_state: ReportState) {

@@ -10,17 +10,20 @@ use axum::routing::get;
 use krypton_runtime::admin::json;
 use krypton_types::conditions::Readiness;
 use krypton_types::fleet_tenants::{PATH, Page, Position};
+use krypton_types::labels;
 use krypton_types::tenant::{TenantKey, TenantReport};
+use kube::core::Selector;
 
 use crate::observe::member_metrics::FleetView;
 
-/// The parameters of a request. Kubernetes names need no escapes in a URL.
+/// The parameters of a request. Kubernetes names need no escapes in a URL, and a selector needs them only for spaces.
 #[derive(Debug, Default, PartialEq)]
 struct TenantQuery<'a> {
     member: Option<&'a str>,
     namespace: Option<&'a str>,
     name: Option<&'a str>,
     not_ready: bool,
+    selector: Selector,
     after: Option<Position>,
 }
 
@@ -33,6 +36,10 @@ impl<'a> TenantQuery<'a> {
                 ("namespace", namespace) => query.namespace = Some(namespace),
                 ("name", name) => query.name = Some(name),
                 ("notReady", value) => query.not_ready = value == "true",
+                ("labelSelector", selector) => {
+                    query.selector = labels::parse_selector(&selector.replace('+', " "))
+                        .map_err(|error| error.to_string())?;
+                }
                 ("after", position) => query.after = Some(position.parse()?),
                 (other, _) => return Err(format!("there is no parameter {other}")),
             }
@@ -48,11 +55,12 @@ impl<'a> TenantQuery<'a> {
         matches(self.namespace, &key.namespace)
             && matches(self.name, &key.name)
             && !(self.not_ready && is_ready())
+            && report.labels.match_selector(&self.selector)
     }
 }
 
-/// Serves the pages. `?member=`, `namespace=` and `name=` select Tenants, `notReady=true` omits ready ones, and `after=`
-/// is the position at which the previous page ended.
+/// Serves the pages. `?member=`, `namespace=`, `name=` and `labelSelector=`, with `+` for a space, select Tenants.
+/// `notReady=true` omits ready ones, and `after=` is the position at which the previous page ended.
 pub fn router(view: Arc<FleetView>) -> Router {
     let handler = move |RawQuery(query): RawQuery| async move {
         match TenantQuery::parse(&query.unwrap_or_default()) {
@@ -83,6 +91,7 @@ fn page(view: &FleetView, query: &TenantQuery<'_>) -> Response {
 mod tests {
     use krypton_types::conditions::{State, Truth};
     use krypton_types::fleet_tenants::{FleetTenant, PAGE_MAX};
+    use krypton_types::labels::Labels;
 
     use super::*;
     use crate::members::tenant_reports::TenantReportChanges;
@@ -135,8 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn query_selects_by_namespace_name_and_readiness() {
-        let (ready, failed) = (tenant("a", Truth::True), tenant("b", Truth::False));
+    fn query_selects_by_name_readiness_and_labels() {
+        let (mut ready, failed) = (tenant("a", Truth::True), tenant("b", Truth::False));
+        ready.report.labels = Labels::new(&[("team".to_owned(), "one".to_owned())].into());
         for (text, expected) in [
             ("", [true, true]),
             ("namespace=a", [true, false]),
@@ -144,13 +154,17 @@ mod tests {
             ("name=other", [false, false]),
             ("notReady=true", [false, true]),
             ("notReady=false", [true, true]),
+            ("labelSelector=team=one", [true, false]),
+            ("labelSelector=team+in+(one,two)", [true, false]),
+            ("labelSelector=!team&namespace=b", [false, true]),
+            ("labelSelector=", [true, true]),
         ] {
             let query = TenantQuery::parse(text).unwrap();
             let selected =
                 [&ready, &failed].map(|tenant| query.selects(&tenant.key, &tenant.report, false));
             assert_eq!(selected, expected, "{text}");
         }
-        for text in ["limit=1", "after=edge-1"] {
+        for text in ["limit=1", "after=edge-1", "labelSelector=a=b=c"] {
             assert!(TenantQuery::parse(text).is_err(), "{text}");
         }
     }

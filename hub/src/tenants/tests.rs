@@ -8,6 +8,7 @@ use krypton_crds::tenant::{Tenant, TenantPlacement, TenantSpec, TenantStatus};
 use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
+use krypton_types::labels::Labels;
 use krypton_types::names;
 use krypton_types::tenant::{TenantKey, TenantReport};
 
@@ -83,16 +84,14 @@ fn both_installed() -> BTreeMap<Arc<str>, MemberView> {
 }
 
 fn report(truth: Truth, reason: &str) -> TenantReport {
+    let state = ClusterState {
+        ready: State::new(truth, reason, ""),
+        progress: None,
+        error: Some(State::new(Truth::False, reason::NO_ERROR, "")),
+    };
     TenantReport {
-        observed_generation: 1,
         applied_chart: "r/c:1".to_owned(),
-        next: None,
-        handled_request: None,
-        state: ClusterState {
-            ready: State::new(truth, reason, ""),
-            progress: None,
-            error: Some(State::new(Truth::False, reason::NO_ERROR, "")),
-        },
+        ..TenantReport::new(1, state)
     }
 }
 
@@ -224,6 +223,7 @@ fn member_report_texts_are_bounded_but_reasons_kept() {
             letter.repeat(1024),
         ));
         report.state.progress = report.state.error.clone();
+        report.labels = Labels::new(&[("team".to_owned(), letter.to_owned())].into());
         report
     };
     let send_reports = |letter: &str, numbers: std::ops::Range<usize>| {
@@ -244,6 +244,7 @@ fn member_report_texts_are_bounded_but_reasons_kept() {
     let last = stored_report(TENANTS_MAX - 1);
     assert_eq!(last.state.ready.reason, reason::INSTALL_FAILED);
     assert_eq!(last.state.ready.message, "");
+    assert!(last.labels.is_empty());
     // Both sides still compute the same digest.
     let digest = reports.digest("edge-1");
     let other = TenantReports::default();

@@ -236,6 +236,26 @@ fn trimmed_report_has_same_digest_on_both_sides() {
 }
 
 #[test]
+fn invalid_or_too_many_labels_are_dropped() {
+    let key = TenantKey::new("n", "t");
+    let report = TenantReport::new(1, State::new(Truth::True, "Installed", ""));
+    let read = |labels: &[(&str, String)]| {
+        let mut message = v1::Tenant::new(&key, Some(&report));
+        let labels = labels.iter();
+        message.state.as_mut().unwrap().labels = labels
+            .map(|(key, value)| ((*key).to_owned(), value.clone()))
+            .collect();
+        message.read().unwrap().1.unwrap().labels
+    };
+    let (team, value) = (|| ("team", "a".to_owned()), "v".repeat(63));
+    assert_eq!(read(&[team()]).to_map()["team"], "a");
+    assert!(read(&[team(), ("a=b", String::new())]).is_empty());
+    let keys: Vec<String> = (0..100).map(|number| format!("k{number}")).collect();
+    let many: Vec<_> = keys.iter().map(|key| (&**key, value.clone())).collect();
+    assert!(read(&many).is_empty());
+}
+
+#[test]
 fn long_text_is_truncated_at_character_boundary() {
     assert_eq!(truncate("äää".to_owned(), 3), "ä");
 }
@@ -253,11 +273,13 @@ proptest! {
         progress in proptest::option::of(state()), error in proptest::option::of(state()),
         next in proptest::option::of((0..4_usize, proptest::option::of(0..4_000_000_000_i64), 0..9_u32)),
         handled_request in proptest::option::of(".{0,40}"),
+        labels in proptest::collection::btree_map("[a-z]{1,9}", "[a-z]{0,9}", 0..9),
     ) {
+        let labels = Labels::new(&labels);
         let next = next.and_then(|(step, at, attempts)| UpcomingStep::at_second(UpcomingStepKind::ALL[step], at, attempts));
         let key = TenantKey { namespace: "n".to_owned(), name: "t".to_owned() };
         let state = ClusterState { ready, progress, error };
-        let report = TenantReport { observed_generation: generation, applied_chart, state, next, handled_request };
+        let report = TenantReport { observed_generation: generation, applied_chart, state, labels, next, handled_request };
         let (read_key, read) = v1::Tenant::new(&key, Some(&report)).read().unwrap();
         prop_assert_eq!(read_key, key);
         prop_assert_eq!(read, Some(report));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::names;
+use crate::names::{self, is_label_value, is_qualified_name};
 
 /// Configuration of a fleet or of one member.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,8 +86,7 @@ impl NamespaceConfiguration {
                 return Err(ConfigurationError::Reserved(key.clone()));
             }
         }
-        let is_invalid =
-            |(_, value): &(&String, &String)| !value.is_empty() && !is_name_part(value);
+        let is_invalid = |(_, value): &(&String, &String)| !is_label_value(value);
         if let Some((key, _)) = self.labels.iter().find(is_invalid) {
             return Err(ConfigurationError::Value(key.clone()));
         }
@@ -113,25 +112,6 @@ pub fn is_reserved(key: &str) -> bool {
             "app.kubernetes.io/managed-by",
         ]
         .contains(&key)
-}
-
-/// Returns whether a label or annotation key is valid: a name of at most 63 bytes, optionally after a DNS subdomain.
-fn is_qualified_name(key: &str) -> bool {
-    match key.split_once('/') {
-        Some((prefix, name)) => names::is_dns_subdomain(prefix) && is_name_part(name),
-        None => is_name_part(key),
-    }
-}
-
-fn is_name_part(text: &str) -> bool {
-    let is_alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = text.as_bytes();
-    bytes.len() <= names::LABEL_MAX
-        && is_alphanumeric(bytes.first())
-        && is_alphanumeric(bytes.last())
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
 }
 
 #[cfg(test)]

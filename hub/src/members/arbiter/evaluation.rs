@@ -47,6 +47,10 @@ impl LockedMember<'_> {
         if selected == reporters.selected {
             return;
         }
+        // The reports of the next reporter replace those of the previous one.
+        if let Some(previous) = reporters.selected.and_then(|id| reporters.all.get_mut(&id)) {
+            previous.missed_changes = true;
+        }
         reporters.selected = selected;
         if let Some(reporter) = selected.and_then(|id| reporters.all.get_mut(&id)) {
             if reporter.missed_changes {

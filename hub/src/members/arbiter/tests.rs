@@ -105,6 +105,29 @@ fn lease_holder_is_reporter_among_agent_and_proxy() {
 }
 
 #[test]
+fn reselected_agent_keeps_tenants_until_full_report() {
+    let fleet = fleet();
+    let (one, other) = (ReporterId::Session(1), ReporterId::Session(2));
+    let requests = fleet.members.open(MEMBER, one, at(0));
+    let first = changes(Some(writing("agent/a")), &[("t", "OfOne")]);
+    fleet.report(one, first, Some(0), 1);
+    let _requests = fleet.members.open(MEMBER, other, at(2));
+    let second = changes(Some(observing("agent/a")), &[("t", "OfOther")]);
+    fleet.report(other, second, Some(0), 3);
+    let silent = MemberReport {
+        connected: false,
+        ..writing("agent/a")
+    };
+    fleet.report(one, changes(Some(silent), &[]), None, 4);
+    let again = changes(None, &[("t", "OfOther")]);
+    fleet.report(other, again, Some(1), 5);
+    // Its report is complete, but the hub has dropped it.
+    fleet.report(one, changes(Some(writing("agent/a")), &[]), None, 6);
+    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
+    assert_eq!(requests.get(), 1);
+}
+
+#[test]
 fn unrecorded_desired_state_makes_the_member_stale() {
     let healthy = |problem: &str| {
         let report = MemberReport {

@@ -240,16 +240,14 @@ fn any_report() -> impl Strategy<Value = TenantReport> {
             "R".repeat(100)
         };
         let state = |truth| State::new(truth, reason.clone(), message.clone());
+        let state = ClusterState {
+            ready: state(ready),
+            progress: Some(state(progress)),
+            error: Some(state(error)),
+        };
         TenantReport {
-            observed_generation: 1,
             applied_chart: "c".repeat(MESSAGE_MAX),
-            next: None,
-            handled_request: None,
-            state: ClusterState {
-                ready: state(ready),
-                progress: Some(state(progress)),
-                error: Some(state(error)),
-            },
+            ..TenantReport::new(1, state)
         }
         .trimmed()
     })
