@@ -20,7 +20,7 @@ use crate::metrics::PREFIX;
 /// Time for agents to connect, and to take over the Lease of a lost agent.
 const DEADLINE: Duration = Duration::from_secs(90);
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
-const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Repeats the check until it succeeds or the deadline has passed. `args` are the address of a headless Service for the
 /// agents' metrics, and the number of agents.
@@ -45,9 +45,14 @@ pub async fn run(args: &[String]) -> anyhow::Result<()> {
 }
 
 async fn check(cluster: &Client, address: &str, expected: usize) -> anyhow::Result<()> {
-    let agents = tokio::net::lookup_host(address).await;
-    let agents =
-        agents.with_context(|| format!("no agent is Ready: resolving {address} failed"))?;
+    let problem = || {
+        format!(
+            "failed to resolve {address}; check that an agent is Ready, and that this pod reaches the cluster's DNS"
+        )
+    };
+    let lookup = tokio::net::lookup_host(address);
+    let agents = tokio::time::timeout(REQUEST_TIMEOUT, lookup).await;
+    let agents = agents.with_context(problem)?.with_context(problem)?;
     let mut scrapes = Vec::new();
     for agent in agents {
         scrapes.push((agent, scrape(agent).await?));
@@ -71,7 +76,7 @@ async fn scrape(agent: SocketAddr) -> anyhow::Result<String> {
     let client = new_client(Config::new(format!("http://{agent}").parse()?), USER_AGENT)?;
     let request = Request::get("/metrics").body(Vec::new())?;
     let exchange = Box::pin(client.request_text(request));
-    let result = tokio::time::timeout(SCRAPE_TIMEOUT, exchange).await;
+    let result = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
     let result = result.with_context(|| format!("the agent at {agent} does not respond"))?;
     result.with_context(|| format!("reading the metrics of the agent at {agent} failed"))
 }

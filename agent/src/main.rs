@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     // The pod of `helm test`.
     if command == "check" {
         let args = std::env::args_os().skip(2);
-        let args: Vec<String> = args.filter_map(|arg| arg.into_string().ok()).collect();
+        let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
         return block_on(check::run(&args));
     }
     let flags = match Flags::read(std::env::args_os()) {

@@ -42,11 +42,11 @@ pub(super) struct Check {
     /// this machine to the hub
     #[arg(long, value_name = "FILE", conflicts_with = "pre")]
     bundle: Option<PathBuf>,
-    /// Check whether Helm's account on this cluster has the rights for a rendered chart: the output of helm template
-    /// in this file; - stands for standard input
+    /// Check Helm's rights on this cluster for the rendered chart in this file, the output of helm template; - reads
+    /// standard input
     #[arg(long, value_name = "FILE", conflicts_with = "pre")]
     manifest: Option<PathBuf>,
-    /// Account that Helm acts as; by default that of the agent on this cluster
+    /// Account that Helm acts as; by default that of the agent or hub on this cluster
     #[arg(
         long,
         value_name = "NAMESPACE:NAME",

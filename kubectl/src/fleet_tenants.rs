@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use krypton_types::fleet_tenants::{FleetTenant, PATH, Page, Position};
 use krypton_types::tenant::TenantKey;
+use kube::core::Selector;
 
 use crate::debug_port::{DebugPort, DebugRequest};
 use crate::error::KubectlError;
@@ -29,6 +30,8 @@ pub(crate) struct TenantFilter<'a> {
     pub(crate) namespace: Option<&'a str>,
     pub(crate) name: Option<&'a str>,
     pub(crate) not_ready: bool,
+    /// Selects by the labels on the member.
+    pub(crate) selector: Selector,
 }
 
 impl<'a> TenantFilter<'a> {
@@ -38,7 +41,7 @@ impl<'a> TenantFilter<'a> {
             member: Some(member),
             namespace: Some(&key.namespace),
             name: Some(&key.name),
-            not_ready: false,
+            ..Self::default()
         }
     }
 
@@ -59,11 +62,17 @@ impl<'a> TenantFilter<'a> {
 
     /// Path and query of the page after this position.
     fn path(&self, after: Option<&str>) -> String {
+        // No other character of a selector needs an escape.
+        let selector = self.selector.to_string().replace(' ', "+");
         let parameters = [
             ("member", self.member),
             ("namespace", self.namespace),
             ("name", self.name),
             ("notReady", self.not_ready.then_some("true")),
+            (
+                "labelSelector",
+                Some(selector.as_str()).filter(|it| !it.is_empty()),
+            ),
             ("after", after),
         ];
         let parameters = parameters.iter();
@@ -123,6 +132,7 @@ async fn read_pages(
 
 #[cfg(test)]
 mod tests {
+    use krypton_types::labels::parse_selector;
     use tokio::net::TcpListener;
 
     use super::*;
@@ -147,11 +157,12 @@ mod tests {
         let key = TenantKey::new("default", "acme");
         let one = TenantFilter {
             not_ready: true,
+            selector: parse_selector("team in (a, b),!old").unwrap(),
             ..TenantFilter::single("edge-1", &key)
         };
         assert_eq!(
             one.path(Some("edge-1/a/b")),
-            "/debug/tenants.json?member=edge-1&namespace=default&name=acme&notReady=true&after=edge-1/a/b"
+            "/debug/tenants.json?member=edge-1&namespace=default&name=acme&notReady=true&labelSelector=team+in+(a,b),!old&after=edge-1/a/b"
         );
     }
 }

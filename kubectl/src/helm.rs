@@ -105,6 +105,14 @@ impl ChartRelease<'_> {
         self.run(args, &[]).await.map(drop)
     }
 
+    /// Returns whether Helm has the release, in any state.
+    pub(crate) async fn is_installed(&self) -> Result<bool, KubectlError> {
+        let filter = format!("^{}$", self.program.chart());
+        let args = ["list", "--short", "--filter", filter.as_str()].map(OsString::from);
+        let names = self.run(args, &[]).await?;
+        Ok(names.lines().any(|name| name == self.program.chart()))
+    }
+
     /// Uninstalls it and waits until its objects are deleted. Returns Helm's output.
     pub(crate) async fn uninstall(&self) -> Result<String, KubectlError> {
         let args = ["uninstall", self.program.chart()];

@@ -313,7 +313,10 @@ async fn invalid_arguments_are_rejected_without_any_request() {
             "with --namespace",
         ),
         (&["-n", "x", "get", "tenants", "-A"], "exclude each other"),
-        (&["get", "tenants", "--fleet", "-l", "a=b"], "no labels"),
+        (
+            &["get", "tenants", "--fleet", "-l", "a=b=c"],
+            "\"a=b=c\" does not select labels",
+        ),
         (
             &["get", "tenants", "-o", "jsonpath={.items[?(@.a==1)]}"],
             "is not supported",

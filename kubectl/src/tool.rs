@@ -14,13 +14,25 @@ use crate::render::one_line;
 /// Longest part of the error output that an error repeats.
 const MAX_ERROR_CHARS: usize = 2000;
 
+/// These variables would send Helm to another cluster than the one of the command.
+const OTHER_CLUSTER: [&str; 8] = [
+    "HELM_KUBEAPISERVER",
+    "HELM_KUBEASGROUPS",
+    "HELM_KUBEASUSER",
+    "HELM_KUBECAFILE",
+    "HELM_KUBECONTEXT",
+    "HELM_KUBEINSECURE_SKIP_TLS_VERIFY",
+    "HELM_KUBETLS_SERVER_NAME",
+    "HELM_KUBETOKEN",
+];
+
 /// A program of the user.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tool<'a> {
     /// Name in messages.
     pub(crate) name: &'static str,
     pub(crate) path: &'a Path,
-    /// What to do if it is missing.
+    /// Fix if the program is missing.
     pub(crate) remedy: &'static str,
 }
 
@@ -43,6 +55,9 @@ impl Tool<'_> {
         )]
         let mut command = Command::new(self.path);
         command.args(args).stdin(Stdio::null()).kill_on_drop(true);
+        for variable in OTHER_CLUSTER {
+            command.env_remove(variable);
+        }
         let (name, path) = (self.name, self.path.display());
         let output = match tokio::time::timeout(deadline, command.output()).await {
             Ok(Ok(output)) => output,

@@ -21,16 +21,16 @@ use crate::statement::{Line, Mark};
 const MAX_REVIEWS: usize = 200;
 const MAX_CONCURRENT_REQUESTS: usize = 16;
 
-/// The agent's flag that names Helm's account, and the environment variable that can replace it.
+/// The flag of agent and hub that names Helm's account, and the environment variable that can replace it.
 const ACCOUNT_SETTING: (&str, &str) = ("--helm-service-account", "KRYPTON_HELM_SERVICE_ACCOUNT");
-const ACCOUNT_REMEDY: &str = "name the account with --account NAMESPACE:NAME, or install the agent";
+const ACCOUNT_REMEDY: &str = "name the account with --account NAMESPACE:NAME";
 const RIGHTS_REMEDY: &str = "add these rights to a role of the account";
 const KIND_REMEDY: &str = "install their CRDs, or render the chart with --include-crds";
 
 /// Describes the rights that Helm needs.
 pub(super) const HELM_RIGHTS_DOCS: &str = "how-to/restrict-helm.md#check-the-rights";
 
-/// Checks the rights of `account`, by default of the account that the agent on this cluster has for Helm.
+/// Checks the rights of `account`, by default of the account that the agent or hub on this cluster has for Helm.
 pub(super) async fn check(
     manifest: &Manifest,
     account: Option<&ServiceAccount>,
@@ -39,7 +39,7 @@ pub(super) async fn check(
 ) -> Vec<Line> {
     let account = match account {
         Some(account) => Ok(account.clone()),
-        None => Box::pin(account_of_agent(cluster)).await,
+        None => Box::pin(account_on(cluster)).await,
     };
     let account = match account {
         Ok(account) => account,
@@ -60,36 +60,52 @@ pub(super) async fn check(
             "Helm's rights are not known: the manifest needs {} reviews, and one check makes {MAX_REVIEWS}",
             rights.len()
         );
-        lines.push(Line::new(Mark::Unknown, text, "check it in parts"));
+        lines.push(Line::new(
+            Mark::Unknown,
+            text,
+            "split the file, and keep each CRD with its objects",
+        ));
         return lines;
     }
     let rights = review(rights, &account, cluster).await;
-    lines.push(judge(&account, kinds.len(), &rights));
+    if !kinds.is_empty() {
+        lines.push(judge(&account, kinds.len(), &rights));
+    }
     lines
 }
 
-/// Returns the account that the agent has for Helm, or a line with the reason why it is not known.
-async fn account_of_agent(cluster: &Connection) -> Result<ServiceAccount, Line> {
+/// Returns the account that the agent or hub has for Helm, or a line with the reason why it is not known.
+async fn account_on(cluster: &Connection) -> Result<ServiceAccount, Line> {
     let namespaces = cluster.hub_namespaces(None);
     let account = search(&namespaces, async |namespace| {
-        let pods = pods_of(cluster, namespace, Program::Agent).await?;
-        Ok(pods.iter().find_map(|pod| helm_account(pod, namespace)))
+        for program in [Program::Agent, Program::Hub] {
+            let pods = pods_of(cluster, namespace, program).await?;
+            let account = pods
+                .iter()
+                .find_map(|pod| helm_account(pod, program, namespace));
+            if account.is_some() {
+                return Ok(account);
+            }
+        }
+        Ok(None)
     })
     .await;
     let text = match account {
         Ok(Some((_, account))) => return Ok(account),
         Ok(None) => {
             let namespaces = namespaces.join(" or ");
-            format!("Helm's account is not known: no agent runs in the namespace {namespaces}")
+            format!(
+                "Helm's account is not known: no agent or hub runs in the namespace {namespaces}"
+            )
         }
         Err(error) => format!("Helm's account is not known: {error}"),
     };
     Err(Line::new(Mark::Unknown, text, ACCOUNT_REMEDY).with_docs(HELM_RIGHTS_DOCS))
 }
 
-/// Returns the account that Helm acts as, by default that of the agent's pod.
-fn helm_account(pod: &Value, namespace: &str) -> Option<ServiceAccount> {
-    let named = setting(pod, Program::Agent, ACCOUNT_SETTING);
+/// Returns the account that Helm acts as, by default that of the pod.
+fn helm_account(pod: &Value, program: Program, namespace: &str) -> Option<ServiceAccount> {
+    let named = setting(pod, program, ACCOUNT_SETTING);
     ServiceAccount::parse(named.or_else(|| account_of(pod))?, namespace)
 }
 
@@ -117,7 +133,7 @@ async fn served_kinds(manifest: &Manifest, cluster: &Connection) -> Result<Serve
             })),
             Lookup::NotFound => {}
             failure => {
-                let subject = format!("what the cluster serves in {version}");
+                let subject = format!("the kinds of {version} on the cluster");
                 return Err(unknown_line(&subject, &failure));
             }
         }
@@ -195,7 +211,7 @@ fn judge(account: &ServiceAccount, kinds: usize, rights: &[(Right, Lookup<bool>)
         }
         None => {
             let text =
-                format!("Helm's account {account} has its rights for {kinds} kinds of objects");
+                format!("Helm's account {account} has the rights for this chart ({kinds} kinds)");
             Line::new(Mark::Ok, text, None)
         }
     }
@@ -230,7 +246,7 @@ mod tests {
             let pod = json!({"spec": {
                 "serviceAccountName": "agent", "containers": [sidecar, container],
             }});
-            let account = helm_account(&pod, "own");
+            let account = helm_account(&pod, Program::Agent, "own");
             assert_eq!(account, ServiceAccount::parse(expected, ""), "{pod}");
         }
     }
@@ -262,7 +278,7 @@ mod tests {
 
         let granted = line(&|_| Lookup::Found(true));
         assert_eq!(granted.mark, Mark::Ok);
-        let expected = "Helm's account platform/installer has its rights for 1 kinds of objects";
+        let expected = "Helm's account platform/installer has the rights for this chart (1 kinds)";
         assert_eq!(granted.text, expected);
         let partial = line(&|right| match (right.resource.as_str(), right.verb) {
             ("namespaces", "create" | "patch") | (_, "update") => Lookup::Found(false),

@@ -22,8 +22,8 @@ const RESOURCE_POLICY: &str = "/metadata/annotations/helm.sh~1resource-policy";
 const OBJECT_VERBS: [&str; 3] = ["create", "get", "patch"];
 /// Helm watches each hook until it is done.
 const HOOK_VERBS: [&str; 2] = ["list", "watch"];
-/// Helm stores each revision of a release in a Secret.
-const RELEASE_VERBS: [&str; 5] = ["create", "delete", "get", "list", "update"];
+/// Helm stores each revision of a release in a Secret, and Krypton labels it.
+const RELEASE_VERBS: [&str; 6] = ["create", "delete", "get", "list", "patch", "update"];
 
 /// A kind in a version of its API group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -141,7 +141,9 @@ impl Manifest {
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let (objects, unreadable) = manifest::read(text);
         if unreadable > 0 {
-            return Err(format!("{unreadable} of its documents are no YAML objects"));
+            return Err(format!(
+                "{unreadable} of its documents are not YAML objects"
+            ));
         }
         let mut parsed = Self::default();
         for object in objects.iter().filter(|object| !is_test(object)) {
@@ -207,7 +209,8 @@ fn is_test(object: &Value) -> bool {
 fn verbs_for(object: &Value) -> impl Iterator<Item = &'static str> {
     let is_hook = text_at(object, HOOK).is_some();
     let is_kept = text_at(object, RESOURCE_POLICY).is_some_and(|policy| policy.trim() == "keep");
-    let delete = (!is_kept).then_some("delete");
+    // Helm deletes a hook before it creates it again.
+    let delete = (is_hook || !is_kept).then_some("delete");
     let watch = is_hook.then_some(HOOK_VERBS).into_iter().flatten();
     OBJECT_VERBS.into_iter().chain(delete).chain(watch)
 }
@@ -240,7 +243,7 @@ mod tests {
     use super::*;
 
     /// Release Secrets need these verbs, in addition to the objects of the manifest.
-    const RELEASE: &str = "create,delete,get,list,update secrets";
+    const RELEASE: &str = "create,delete,get,list,patch,update secrets";
 
     fn served_kinds() -> ServedKinds {
         let kinds = [
@@ -282,7 +285,8 @@ mod tests {
         let namespace =
             "apiVersion: v1\nkind: Namespace\nmetadata: {name: a, namespace: ignored}\n";
         let hook = "apiVersion: batch/v1\nkind: Job\n\
-                    metadata: {name: a, annotations: {helm.sh/hook: 'test,pre-install'}}\n";
+                    metadata: {name: a, annotations: \
+                    {helm.sh/hook: 'test,pre-install', helm.sh/resource-policy: keep}}\n";
         let test = "apiVersion: batch/v1\nkind: Job\n\
                     metadata: {name: a, annotations: {helm.sh/hook: 'test-success, test'}}\n";
         let kept = "apiVersion: v1\nkind: ConfigMap\n\
@@ -322,11 +326,7 @@ mod tests {
         ];
         for (documents, expected) in cases {
             let text = documents.join("---\n");
-            let release = match documents {
-                [only] if *only == secret => RELEASE.replace("list", "list,patch"),
-                _ => RELEASE.to_owned(),
-            };
-            let release = format!("{release} in the namespace acme");
+            let release = format!("{RELEASE} in the namespace acme");
             let expected = expected.iter().map(|right| (*right).to_owned());
             let expected: BTreeSet<String> = expected.chain([release]).collect();
             assert_eq!(

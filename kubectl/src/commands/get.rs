@@ -12,6 +12,8 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use jiff::Timestamp;
+use krypton_types::labels::parse_selector;
+use kube::core::Selector;
 use serde_json::Value;
 
 use crate::debug_port::parse_loopback_address;
@@ -68,12 +70,16 @@ impl Get {
             let reason = "--all-namespaces and --namespace exclude each other";
             return Err(KubectlError::usage(reason));
         }
-        if self.fleet && self.selector.is_some() {
-            return Err(KubectlError::usage(
-                "members report no labels, so --fleet cannot select by --selector; with --context of a member, and without --fleet, it can",
-            ));
+        if self.fleet {
+            self.fleet_selector()?;
         }
         Ok(())
+    }
+
+    /// Reads `--selector` for the leader. Without `--fleet`, the API server reads it.
+    fn fleet_selector(&self) -> Result<Selector, KubectlError> {
+        let selector = parse_selector(self.selector.as_deref().unwrap_or_default());
+        selector.map_err(|error| KubectlError::usage(format!("--selector: {error}")))
     }
 
     fn has_format(&self, format: OutputFormat) -> bool {
@@ -164,6 +170,7 @@ async fn fleet_output(
         namespace: target.args.namespace.as_deref(),
         name: get.name.as_deref(),
         not_ready: get.not_ready,
+        selector: get.fleet_selector()?,
     };
     let hub_namespace = target.args.hub_namespace.as_deref();
     let reading = fleet_tenants::read(home, hub_namespace, get.debug_address, &filter);
@@ -171,7 +178,7 @@ async fn fleet_output(
     let mut output = fleet::fleet_output(&read.tenants, get.output.as_ref(), get.view(now))?;
     if read.is_cut_off {
         output.stderr += &format!(
-            "the list ends after {} Tenants; select some with --on, --namespace or --not-ready\n",
+            "the list ends after {} Tenants; select some with --on, --namespace, --selector or --not-ready\n",
             read.tenants.len()
         );
     }

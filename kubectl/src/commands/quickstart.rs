@@ -35,7 +35,7 @@ const DOWNLOAD_TIME: Duration = Duration::from_secs(600);
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Quickstart {
     /// Name of the kind cluster. The command uses an existing one
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_CLUSTER)]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_CLUSTER, value_parser = namespace_name)]
     name: String,
     /// The kind program
     #[arg(long, value_name = "PATH", default_value = "kind")]
@@ -69,6 +69,17 @@ pub(crate) struct Quickstart {
 }
 
 impl Quickstart {
+    /// Fails unless the user names where the hub's image is.
+    fn require_image(&self) -> Result<(), KubectlError> {
+        let is_named = self.values.iter().any(|value| value.starts_with("image."));
+        match is_named || !self.load_images.is_empty() {
+            true => Ok(()),
+            false => Err(KubectlError::usage(
+                "the default registry has no image of the hub; load one from this machine with --load-image IMAGE, or name a registry with --set image.registry=REGISTRY",
+            )),
+        }
+    }
+
     /// Values of the hub's chart. Omits those of an existing hub that the user does not change.
     fn hub_values(&self, is_new: bool) -> Value {
         let [repo, name, version] = DEFAULT_CHART;
@@ -192,7 +203,7 @@ fn temporary_file(content: &str) -> Result<NamedTempFile, KubectlError> {
     write().map_err(|error| KubectlError::Failed(format!("writing a temporary file: {error}")))
 }
 
-/// Prints each step as it begins.
+/// Prints each step when it starts.
 struct Progress<'a> {
     out: &'a mut dyn Write,
     step: String,
@@ -223,10 +234,16 @@ pub(crate) async fn run(
     if cluster.exists().await? {
         progress.begin(format!("using the kind cluster {name}"))?;
     } else {
+        args.require_image()?;
         progress.begin(format!("creating the kind cluster {name}"))?;
         cluster.create().await?;
     }
-    let result = Box::pin(set_up(&args, &cluster, target, &mut progress)).await;
+    let set_up = Box::pin(set_up(&args, &cluster, target, &mut progress));
+    // An interrupt must not leave files with the rights of an administrator.
+    let result = tokio::select! {
+        result = set_up => result,
+        _ = tokio::signal::ctrl_c() => Err(KubectlError::Failed("you interrupted the command".to_owned())),
+    };
     match result {
         Ok(()) => Ok(CommandOutput::stdout(next_steps(&args, &cluster))),
         // The lines of the checks contain the cause and the fix.
@@ -296,7 +313,7 @@ async fn install_hub(
         cluster,
         helm: &args.helm,
     };
-    let is_new = release.exists().await.is_err();
+    let is_new = !release.is_installed().await?;
     let file = temporary_file(&args.hub_values(is_new).to_string())?;
     let mut values = vec![OsString::from("--values"), file.path().into()];
     for value in &args.values {

@@ -80,7 +80,7 @@ async fn manifest_is_checked_for_named_account() {
             &account,
             true,
             &["ok", "ok", "warning", "ok"],
-            "Helm's account team/helm has its rights for 1 kinds",
+            "Helm's account team/helm has the rights for this chart (1 kinds)",
         ),
         (
             &account,
@@ -88,7 +88,12 @@ async fn manifest_is_checked_for_named_account() {
             &["ok", "ok", "warning", "failed"],
             "may not create, delete, get, patch configmaps in all namespaces; create,",
         ),
-        (&[], true, &["ok", "ok", "unknown"], "no agent runs in"),
+        (
+            &[],
+            true,
+            &["ok", "ok", "unknown"],
+            "no agent or hub runs in",
+        ),
     ];
     for (more, allowed, expected_marks, expected_text) in cases {
         let server = FakeApiServer::with_handler(move |uri| respond_with_kinds(uri, allowed)).await;
@@ -115,7 +120,8 @@ async fn manifest_is_checked_for_named_account() {
             .map(|(_, body, _)| body["spec"]["user"].clone())
             .collect();
         // Four verbs for the ConfigMap, and five for the release.
-        let expected = vec!["system:serviceaccount:team:helm"; if more.is_empty() { 0 } else { 9 }];
+        let expected =
+            vec!["system:serviceaccount:team:helm"; if more.is_empty() { 0 } else { 10 }];
         assert_eq!(users, expected, "{json}");
     }
 }

@@ -5,7 +5,7 @@ use crate::coverage::Coverage;
 use crate::faults;
 use crate::observe::{Event, Observation};
 use crate::oracles::{Oracles, Phase, Violation};
-use crate::plan::{Plan, SYSTEM_NAMESPACE};
+use crate::plan::{Action, Plan, SYSTEM_NAMESPACE};
 use crate::stage::Fleet;
 
 const SECOND: Millis = 1000;
@@ -15,8 +15,10 @@ const START: Millis = 180 * SECOND;
 const INSTALL: Millis = 10 * SECOND;
 /// Time from the end of the chaos until the fleet must have converged.
 const CONVERGE: Millis = 240 * SECOND;
-/// A process that was restarted waits this long for the Lease of its predecessor to expire.
-const LEASE_DURATION: Millis = 65 * SECOND;
+/// After this time, the oracles know which Leases an ended process has left behind, and wait for their next holders.
+const STALE_LEASES: Millis = 30 * SECOND;
+/// A departed member stays in the status for a minute.
+const DEPARTURE: Millis = 65 * SECOND;
 /// Time between two checks of that.
 const CHECK_INTERVAL: Millis = 10 * SECOND;
 /// Name of the oracle for runs that do not get as far as the chaos.
@@ -96,7 +98,7 @@ impl Runner<'_> {
     fn converge(&mut self) -> Result<(), Violation> {
         let detection_delay = self.remaining_detection_delay();
         let limit = self.simulation.now() + detection_delay + CONVERGE;
-        self.advance(LEASE_DURATION.max(detection_delay))?;
+        self.advance(self.settle_time().max(detection_delay))?;
         while self.simulation.now() < limit {
             self.advance(CHECK_INTERVAL)?;
             if self.oracles.check_converged(self.simulation.now()).is_ok() {
@@ -104,6 +106,15 @@ impl Runner<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Time from the end of the chaos until the oracles see all that is still to come.
+    fn settle_time(&self) -> Millis {
+        let mut steps = self.plan.steps.iter();
+        match steps.any(|step| matches!(step.action, Action::Member { .. })) {
+            true => DEPARTURE,
+            false => STALE_LEASES,
+        }
     }
 
     /// Time from the end of the chaos until clients notice all half-open connections.

@@ -303,15 +303,13 @@ pub(crate) fn tenant_key(number: u32) -> TenantKey {
 
 pub(crate) fn installed_report() -> TenantReport {
     let state = |truth, reason: &str| State::new(truth, reason, "");
+    let state = ClusterState {
+        ready: state(Truth::True, reason::INSTALLED),
+        progress: Some(state(Truth::False, reason::INSTALL_COMPLETE)),
+        error: Some(state(Truth::False, reason::NO_ERROR)),
+    };
     TenantReport {
-        observed_generation: 1,
         applied_chart: format!("https://charts.example.org/{CHART}:{CHART_VERSION}"),
-        next: None,
-        handled_request: None,
-        state: ClusterState {
-            ready: state(Truth::True, reason::INSTALLED),
-            progress: Some(state(Truth::False, reason::INSTALL_COMPLETE)),
-            error: Some(state(Truth::False, reason::NO_ERROR)),
-        },
+        ..TenantReport::new(1, state)
     }
 }

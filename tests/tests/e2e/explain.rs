@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use krypton_kubectl::ExitCode;
 use krypton_tests::{
-    Mode, Pair, Scenario, TestResult, by_agent, eventually,
+    Merge as _, Mode, Pair, Scenario, TestResult, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE},
     membership::run_kubectl_krypton,
 };
@@ -87,6 +87,21 @@ async fn check_explanation_from_report(pair: &mut Pair) -> TestResult {
     let result =
         run_kubectl_krypton(pair.home(), &[&fleet[..], &[&debug_address]].concat()).await?;
     assert_eq!(result.stderr, "No Tenants found\n", "{result:?}");
+    // New labels on the member reach the hub without another change of the Tenant.
+    let tenants = pair.fleet_client().tenants();
+    let labels = json!({"metadata": {"labels": {"team": "a"}}});
+    tenants.merge("local", &labels).await?;
+    let selector = ["-l", "team in (a, b)", "-o", "name", &debug_address];
+    let selected = [&fleet[..5], &selector].concat();
+    let expected = format!("{}/default/local\n", pair.name());
+    eventually("the labelled Tenant in the list of the fleet", async || {
+        let result = run_kubectl_krypton(pair.home(), &selected).await?;
+        match result.stdout == expected {
+            true => Ok(Some(())),
+            false => bail!("{result:?}"),
+        }
+    })
+    .await?;
     Ok(())
 }
 

@@ -601,7 +601,12 @@ async fn manifest_check_names_missing_rights_of_helm() -> TestResult {
         .await
         .unwrap();
     };
-    wait_for(&[], ExitCode::NotReady, "no agent runs in the namespace").await;
+    wait_for(
+        &[],
+        ExitCode::NotReady,
+        "no agent or hub runs in the namespace",
+    )
+    .await;
 
     edge.apply(AGENT_WITH_FEW_RIGHTS).await?;
     let missing = "✗ Helm's account platform/installer may not create, delete, get, patch services \
@@ -620,7 +625,7 @@ async fn manifest_check_names_missing_rights_of_helm() -> TestResult {
         "--serviceaccount=platform:installer",
     ];
     edge.kubectl(binding.into_iter().chain(parts)).await?;
-    let complete = "✓ Helm's account platform/installer has its rights for 3 kinds of objects\n";
+    let complete = "✓ Helm's account platform/installer has the rights for this chart (3 kinds)\n";
     wait_for(&[], ExitCode::Success, complete).await;
     Ok(())
 }

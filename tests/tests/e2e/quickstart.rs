@@ -103,6 +103,10 @@ async fn quickstart_sets_up_hub_and_tenant_twice() -> TestResult {
         "{second}"
     );
     assert_eq!(revisions().await, [(1, "deployed".to_owned())]);
+    let values = cluster
+        .helm(&["get", "values", "krypton-hub", "-n", "krypton"])
+        .await?;
+    assert!(values.contains("name: small"), "{values}");
 
     let delete = kind.quickstart(&cluster, &["--delete"])?;
     let deleted = delete.output(DEADLINE).await?;

@@ -5,6 +5,7 @@ use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, Mode};
 use krypton_crds::tenant::{Tenant, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_types::desired::Version;
+use krypton_types::names::SELF_CLUSTER;
 use krypton_types::tenant::{TenantKey, UpcomingStep, UpcomingStepKind};
 
 use super::super::remedy;
@@ -90,7 +91,7 @@ impl Explainer {
         }
         let status = cluster.status.clone().unwrap_or_default();
         let connected = conditions::find(&status.conditions, "Connected");
-        let is_connected = self.explain_connection(&status, connected.as_ref());
+        let is_connected = self.explain_connection(name, &status, connected.as_ref());
         self.explain_lease(&status, connected.as_ref(), is_connected);
         self.explain_desired_state(&status, is_connected);
         for type_ in [
@@ -113,6 +114,7 @@ impl Explainer {
     /// Describes the member's connection. Returns false if the member is silent.
     fn explain_connection(
         &mut self,
+        name: &str,
         status: &EdgeClusterStatus,
         connected: Option<&State>,
     ) -> bool {
@@ -148,6 +150,9 @@ impl Explainer {
         let connection = match (status.mode, &status.agent_version) {
             (Some(Mode::Agent), Some(version)) => format!("its agent ({version}) is connected"),
             (Some(Mode::Agent), None) => "its agent is connected".to_owned(),
+            (Some(Mode::Proxy), _) if name == SELF_CLUSTER => {
+                "the hub acts on its own cluster".to_owned()
+            }
             (Some(Mode::Proxy), _) => "the hub reaches it through its kubeconfig".to_owned(),
             (Some(Mode::None) | None, _) => {
                 "it is connected, but no agent or hub acts on it".to_owned()

@@ -90,16 +90,14 @@ impl Session {
     /// Reports the objects of edge-2 as its own, and waits until the hub has read the report.
     async fn report_as_other_member(&mut self, deployment_uid: &str) {
         let key = |name: &str| TenantKey::new("default", name);
+        let state = ClusterState {
+            ready: State::new(Truth::False, "InstallFailed", "stolen"),
+            progress: None,
+            error: Some(State::new(Truth::True, "InstallFailed", "stolen")),
+        };
         let failed = TenantReport {
-            observed_generation: 1,
             applied_chart: "https://charts.example.org/mine:6.6.6".to_owned(),
-            next: None,
-            handled_request: None,
-            state: ClusterState {
-                ready: State::new(Truth::False, "InstallFailed", "stolen"),
-                progress: None,
-                error: Some(State::new(Truth::True, "InstallFailed", "stolen")),
-            },
+            ..TenantReport::new(1, state)
         };
         let holder = MemberReport {
             synced: true,

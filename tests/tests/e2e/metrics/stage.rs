@@ -52,17 +52,12 @@ fn days_from_now(days: i64) -> Timestamp {
 
 fn report(ready: Truth, error: Option<Truth>) -> TenantReport {
     let state = |truth| State::new(truth, "Because", "");
-    TenantReport {
-        observed_generation: 1,
-        applied_chart: String::new(),
-        next: None,
-        handled_request: None,
-        state: ClusterState {
-            ready: state(ready),
-            progress: None,
-            error: error.map(state),
-        },
-    }
+    let state = ClusterState {
+        ready: state(ready),
+        progress: None,
+        error: error.map(state),
+    };
+    TenantReport::new(1, state)
 }
 
 /// Returns the metrics of a leader or follower. The member edge-1 has applied this version.
