@@ -255,6 +255,20 @@ fn invalid_or_too_many_labels_are_dropped() {
     assert!(read(&many).is_empty());
 }
 
+/// Largest number in a status.
+const STATUS_MAX: u64 = i64::MAX.unsigned_abs();
+
+#[test]
+fn applied_numbers_beyond_status_are_dropped() {
+    let read = |epoch, generation| {
+        let version = Version { epoch, generation };
+        v1::Applied::new(version, String::new()).read()
+    };
+    assert!(read(STATUS_MAX, STATUS_MAX).is_some());
+    assert_eq!(read(STATUS_MAX + 1, 1), None);
+    assert_eq!(read(1, u64::MAX), None);
+}
+
 #[test]
 fn long_text_is_truncated_at_character_boundary() {
     assert_eq!(truncate("äää".to_owned(), 3), "ä");
@@ -316,7 +330,7 @@ proptest! {
     #[test]
     fn a_member_report_arrives_as_it_was_sent(
         flags: [bool; 4], holder in proptest::option::of("[a-z]{1,20}"),
-        version in proptest::option::of((any::<u64>(), any::<u64>())),
+        version in proptest::option::of((0..=STATUS_MAX, 0..=STATUS_MAX)),
     ) {
         let version = version.map(|(epoch, generation)| Version { epoch, generation });
         let [synced, ready, writing, connected] = flags;
