@@ -276,7 +276,7 @@ impl EnrollmentService {
     }
 
     /// Returns the EdgeCluster that the token is for. An unused token may create it. Deleting an EdgeCluster voids all
-    /// older tokens, and so does the use of a newer one.
+    /// older tokens. The use of a newer token also voids them.
     async fn edge_cluster_for(
         &self,
         token: &Record,

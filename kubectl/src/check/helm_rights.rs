@@ -1,4 +1,4 @@
-//! Checks whether the account that Helm acts as has the rights for a rendered chart.
+//! Checks whether Helm's account has the rights for a rendered chart.
 
 use std::collections::{BTreeMap, BTreeSet};
 

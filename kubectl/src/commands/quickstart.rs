@@ -80,7 +80,7 @@ impl Quickstart {
         }
     }
 
-    /// Values of the hub's chart. Omits those of an existing hub that the user does not change.
+    /// Values of the hub's chart. An existing hub keeps the values that the user does not change.
     fn hub_values(&self, is_new: bool) -> Value {
         let [repo, name, version] = DEFAULT_CHART;
         let named_version = self.chart_version.as_deref();

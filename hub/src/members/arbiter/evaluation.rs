@@ -47,7 +47,7 @@ impl LockedMember<'_> {
         if selected == reporters.selected {
             return;
         }
-        // The reports of the next reporter replace those of the previous one.
+        // The reports of the next reporter replace the previous reports.
         if let Some(previous) = reporters.selected.and_then(|id| reporters.all.get_mut(&id)) {
             previous.missed_changes = true;
         }
