@@ -37,7 +37,7 @@ pub(crate) struct TargetArgs {
     /// Act as this user, as kubectl does
     #[arg(long = "as", value_name = "USER", global = true)]
     pub(crate) as_user: Option<String>,
-    /// Namespace of the objects, Helm release or agent in the command; by default that of the context, for
+    /// Namespace of the objects, Helm release or agent in the command. By default, it is that of the context; for
     /// migrate and check all namespaces, for an agent krypton-system
     #[arg(
         short,

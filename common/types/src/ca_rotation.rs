@@ -17,7 +17,7 @@ use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::edge_cluster::{EdgeCluster, Mode};
 use serde::{Deserialize, Serialize};
 
 use crate::names::SELF_CLUSTER;
@@ -177,13 +177,14 @@ fn blocking_member(
         .conditions
         .iter()
         .any(|condition| condition.type_ == "Connected" && condition.status == "True");
+    let agent_connected = connected && status.mode == Some(Mode::Agent);
     // A cluster with an agent is a member even if no other source declares it.
     let has_agent = expiry.is_some() || member.spec.source_ref.is_none();
     let is_excluded = name == SELF_CLUSTER
         || member.spec.banned
         || member.metadata.deletion_timestamp.is_some()
         // The certificate of a connected agent was valid when it connected, so the hub's clock may be wrong.
-        || (!connected && expiry.is_some_and(|expiry| expiry <= now));
+        || (!agent_connected && expiry.is_some_and(|expiry| expiry <= now));
     if is_excluded || !has_agent {
         return None;
     }

@@ -296,7 +296,8 @@ impl MemberRegistry {
             let (registry, name) = (member.registry, member.name);
             let mut within_limit = true;
             if !tenants.is_empty() {
-                within_limit = registry.reports.apply(name, tenants);
+                let is_full = id != ReporterId::Proxy && registry.reports.is_full(name);
+                within_limit = !is_full && registry.reports.apply(name, tenants);
                 member.mark_changed();
             }
             within_limit &= registry.deployments.apply(name, deployments);

@@ -250,13 +250,8 @@ impl TenantReports {
     pub fn apply(&self, member: &str, changes: TenantReportChanges) -> bool {
         let mut state = self.lock();
         let name = state.entry(member).0;
-        let mut all_fit = true;
         for (key, change) in changes.0 {
-            let tenants = &state.entry(member).1.tenants;
-            let is_excess = tenants.len() >= TENANTS_MAX && tenants.get(&key).is_none();
             match change {
-                // Later sessions would otherwise add to the reports of earlier ones.
-                Some(_) if is_excess => all_fit = false,
                 Some((report, part)) => {
                     state.dirty.keys.insert(key.clone());
                     state.insert(&name, key, report, part);
@@ -264,9 +259,15 @@ impl TenantReports {
                 None => state.remove(member, &Arc::new(key)),
             }
         }
+        let within_limit = state.entry(member).1.tenants.len() <= TENANTS_MAX;
         drop(state);
         self.changed.notify_one();
-        all_fit
+        within_limit
+    }
+
+    /// Whether a session may not add more: it has [`TENANTS_MAX`] Tenants at most, and so has the session before it.
+    pub(crate) fn is_full(&self, member: &str) -> bool {
+        self.lock().entry(member).1.tenants.len() >= 2 * TENANTS_MAX
     }
 
     pub fn set_report_state(&self, member: &str, report_state: ReportState) {

@@ -24,7 +24,8 @@ impl ActionRunner {
         // The Helm process may have ended the run since the plan.
         let stored = secret.labels().get("status");
         if stored.map(String::as_str) != Some(status) {
-            return self.relist(job, result).await;
+            self.relist(job, result).await?;
+            return Err(ActionError::Conflict);
         }
         let description = format!("Unlocked by Krypton: a Helm process that died left it {status}");
         let mut unlocked = match releases::unlocked(&secret, &description) {

@@ -1,7 +1,7 @@
 //! Tests each step for given contents of the Secret and the EdgeClusters.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use krypton_crds::edge_cluster::{AgentRoots, EdgeClusterSpec, EdgeClusterStatus, SourceRef};
+use krypton_crds::edge_cluster::{AgentRoots, EdgeClusterSpec, EdgeClusterStatus, Mode, SourceRef};
 use proptest::prelude::*;
 
 use super::*;
@@ -74,6 +74,28 @@ fn unfinished_member_is_awaited_with_reason() {
         assert_eq!(block_reason(Announced, member), announced, "{member:?}");
         assert_eq!(block_reason(Switched, member), switched, "{member:?}");
     }
+}
+
+#[test]
+fn connected_agent_is_awaited_after_clock_jump() {
+    let expired = |mode| {
+        let mut member = untrusting("a");
+        let status = member.status.as_mut().unwrap();
+        status.certificate_expiry = Some(Time(now()));
+        status.mode = Some(mode);
+        status.conditions = vec![Condition {
+            type_: "Connected".to_owned(),
+            status: "True".to_owned(),
+            reason: String::new(),
+            message: String::new(),
+            last_transition_time: Time(now()),
+            observed_generation: None,
+        }];
+        block_reason(RotationPhase::Announced, &member)
+    };
+    assert_eq!(expired(Mode::Agent), Some(BlockReason::NotTrusted));
+    // Its agent is gone, and the hub reaches the member itself.
+    assert_eq!(expired(Mode::Proxy), None);
 }
 
 #[test]
