@@ -233,7 +233,7 @@ async fn usage_errors_exit_2_and_help_exits_0() {
 async fn help_names_default_namespace_of_each_command() {
     let server = FakeApiServer::with_responses(Vec::new()).await;
     for (command, expected) in [
-        ("get", "by default that of the context"),
+        ("get", "it is that of the context"),
         ("migrate", "for migrate and check all namespaces"),
         ("log-level", "in krypton-system, else krypton, else that of"),
     ] {
