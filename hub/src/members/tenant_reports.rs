@@ -265,7 +265,7 @@ impl TenantReports {
         within_limit
     }
 
-    /// Whether a session may not add more: it has [`TENANTS_MAX`] Tenants at most, and so has the session before it.
+    /// Whether a session may not add more. It and the session before it have [`TENANTS_MAX`] Tenants each.
     pub(crate) fn is_full(&self, member: &str) -> bool {
         self.lock().entry(member).1.tenants.len() >= 2 * TENANTS_MAX
     }
