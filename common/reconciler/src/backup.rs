@@ -22,7 +22,7 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_runtime::bound::{self, ExceededBound, ListSize};
-use krypton_runtime::call::{ApiError, call_within};
+use krypton_runtime::call::{self, ApiError, call_within};
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::names;
 use krypton_types::tenant::TenantKey;
@@ -400,18 +400,8 @@ async fn restore(
             // If its namespace is deleted or terminating, the Tenant is rightly gone. Otherwise a policy rejects it.
             let namespaces: Api<Namespace> = Api::all(client.clone());
             let reading = async {
-                match namespaces.get_metadata(&namespace).await {
-                    // Another 404 comes from an intermediary.
-                    Err(kube::Error::Api(status))
-                        if status.code == 404
-                            && status.details.as_ref().is_some_and(|it| {
-                                it.kind == "namespaces" && it.name == namespace
-                            }) =>
-                    {
-                        Ok(None)
-                    }
-                    result => result.map(Some),
-                }
+                let result = namespaces.get_metadata(&namespace).await;
+                call::existing(result, ("namespaces", &namespace))
             };
             let namespace = call_within(CALL_DEADLINE, attempt, reading).await?;
             if namespace.is_some_and(|it| it.metadata.deletion_timestamp.is_none()) {

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::driver::is_suspended;
-use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::call::{ApiError, call, existing};
 use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
@@ -346,7 +346,8 @@ impl ActionRunner {
                 Ok(CompletedStep::Written(None))
             }
             PlacementStep::Confirm(_) => {
-                let getting = get_tenant(&api, &order.name);
+                let getting =
+                    async { existing(api.get(&order.name).await, ("tenants", &order.name)) };
                 let tenant = send("looking for the Tenant", getting).await?;
                 match placement::is_removal_confirmed(order, tenant.as_ref()) {
                     true => Ok(CompletedStep::Removed),
@@ -354,21 +355,6 @@ impl ActionRunner {
                 }
             }
         }
-    }
-}
-
-/// Returns the Tenant, or `None` if the API server reports that this Tenant does not exist. Other 404 responses come
-/// from an intermediary or from an API server that does not serve Tenants.
-async fn get_tenant(api: &Api<Tenant>, name: &str) -> kube::Result<Option<Tenant>> {
-    match api.get(name).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => {
-            let details = status.details.as_ref();
-            match details.is_some_and(|it| it.name == name && it.kind == "tenants") {
-                true => Ok(None),
-                false => Err(kube::Error::Api(status)),
-            }
-        }
-        result => result.map(Some),
     }
 }
 

@@ -91,6 +91,22 @@ pub fn call_within<T>(
     }
 }
 
+/// Returns `None` if the API server reports that this object does not exist. Another 404 comes from an intermediary, or
+/// from an API server that does not serve the resource.
+pub fn existing<T>(
+    result: kube::Result<T>,
+    (resource, name): (&str, &str),
+) -> kube::Result<Option<T>> {
+    let names_object = |status: &Status| {
+        let details = status.details.as_ref();
+        status.code == 404 && details.is_some_and(|it| it.kind == resource && it.name == name)
+    };
+    match result {
+        Err(kube::Error::Api(status)) if names_object(&status) => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use krypton_types::error_chain::chain;
