@@ -138,6 +138,20 @@ impl Leader {
         Err(Status::unavailable(reason))
     }
 
+    /// Fails unless this hub serves agents and may write on the home cluster now.
+    ///
+    /// # Errors
+    /// Returns `Unavailable`, as [`Self::ensure_serving`] does.
+    pub fn ensure_writing(&self) -> Result<(), Status> {
+        self.ensure_serving()?;
+        match self.may_write(BootTime::now()) {
+            true => Ok(()),
+            false => Err(Status::unavailable(
+                "the home cluster does not respond to this hub; retry later",
+            )),
+        }
+    }
+
     /// Waits until this hub loses leadership while it keeps running.
     pub async fn until_lost(&self) {
         let mut state = self.state.clone();

@@ -202,16 +202,6 @@ impl EnrollmentService {
     }
 
     /// Checks that the hub may write the enrollment's objects on the home cluster.
-    fn ensure_leader(&self) -> Result<(), Status> {
-        self.leader.ensure_serving()?;
-        match self.leader.may_write(BootTime::now()) {
-            true => Ok(()),
-            false => Err(Status::unavailable(
-                "the home cluster does not respond to this hub; retry later",
-            )),
-        }
-    }
-
     async fn admit(
         &self,
         request: &v1::EnrollRequest,
@@ -348,7 +338,7 @@ impl Enrollment for EnrollmentService {
         let address = peer.map(|peer| peer.address);
         peer.inspect(|peer| peer.mark_request_received());
         let mut request = request.into_inner();
-        if let Err(refusal) = self.ensure_leader() {
+        if let Err(refusal) = self.leader.ensure_writing() {
             request.token.zeroize();
             return Err(refusal);
         }

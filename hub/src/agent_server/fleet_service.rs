@@ -93,11 +93,7 @@ impl FleetService {
         let (Some(home), Some(signed)) = (&self.home, signed) else {
             return Ok(());
         };
-        if !self.sessions.leader.may_write(BootTime::now()) {
-            return Err(Status::unavailable(
-                "the home cluster does not respond to this hub; the agent retries",
-            ));
-        }
+        self.sessions.leader.ensure_writing()?;
         let trust_domain = self.authority.get().trust_domain().to_owned();
         let next = read_agent_certificate(&trust_domain, signed)
             .map_err(|error| Status::internal(error.to_string()))?;
