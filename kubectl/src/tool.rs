@@ -1,11 +1,12 @@
 //! Runs a program of the user, such as Helm or kind, within a deadline.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use tempfile::NamedTempFile;
 use tokio::process::Command;
 
 use crate::error::KubectlError;
@@ -91,4 +92,16 @@ impl Tool<'_> {
             stderr.get(start..).unwrap_or_default()
         )))
     }
+}
+
+/// Writes `what` for a tool into a file that only the user can read.
+pub(crate) fn temporary_file(what: &str, content: &str) -> Result<NamedTempFile, KubectlError> {
+    let write = || -> io::Result<NamedTempFile> {
+        let mut file = NamedTempFile::new()?;
+        file.write_all(content.as_bytes())?;
+        Ok(file)
+    };
+    write().map_err(|error| {
+        KubectlError::Failed(format!("writing {what} to a temporary file: {error}"))
+    })
 }

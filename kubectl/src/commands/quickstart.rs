@@ -2,7 +2,7 @@
 //! A second run changes only what differs. All requests go to the cluster that kind hands out.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::kind::Kind;
 use crate::objects::{Objects, Scope, condition};
 use crate::program::Program;
 use crate::render::{CommandOutput, print_now, reason_and_message, text_at};
-use crate::tool::Tool;
+use crate::tool::{Tool, temporary_file};
 
 const DEFAULT_CLUSTER: &str = "krypton";
 /// Repository, name and version of the fleet's chart if the user names none.
@@ -175,7 +175,7 @@ impl<'a> KindCluster<'a> {
     async fn kubeconfig(&self) -> Result<NamedTempFile, KubectlError> {
         let args = ["get", "kubeconfig", "--name", self.name];
         let kubeconfig = self.run(&args, "to return the kubeconfig").await?;
-        temporary_file(&kubeconfig)
+        temporary_file("the kubeconfig", &kubeconfig)
     }
 
     async fn delete(&self) -> Result<CommandOutput, KubectlError> {
@@ -192,15 +192,6 @@ impl<'a> KindCluster<'a> {
             "kind cluster {name} deleted\n"
         )))
     }
-}
-
-fn temporary_file(content: &str) -> Result<NamedTempFile, KubectlError> {
-    let write = || -> io::Result<NamedTempFile> {
-        let mut file = NamedTempFile::new()?;
-        file.write_all(content.as_bytes())?;
-        Ok(file)
-    };
-    write().map_err(|error| KubectlError::Failed(format!("writing a temporary file: {error}")))
 }
 
 /// Prints each step when it starts.
@@ -314,7 +305,7 @@ async fn install_hub(
         helm: &args.helm,
     };
     let is_new = !release.is_installed().await?;
-    let file = temporary_file(&args.hub_values(is_new).to_string())?;
+    let file = temporary_file("the hub's values", &args.hub_values(is_new).to_string())?;
     let mut values = vec![OsString::from("--values"), file.path().into()];
     for value in &args.values {
         values.extend([OsString::from("--set"), value.into()]);

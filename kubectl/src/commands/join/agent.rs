@@ -1,12 +1,10 @@
 //! `join --agent-context`: installs the agent on its cluster, and waits until it is connected.
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::time::Duration;
 
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use kube::api::DynamicObject;
-use tempfile::NamedTempFile;
 
 use crate::error::KubectlError;
 use crate::helm::{ChartRelease, HelmArgs};
@@ -14,6 +12,7 @@ use crate::home::{Connection, Target};
 use crate::kind::Kind;
 use crate::objects::{Scope, condition};
 use crate::program::Program;
+use crate::tool::temporary_file;
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -25,9 +24,7 @@ pub(super) async fn install(
     mut values: Vec<OsString>,
     helm: &HelmArgs,
 ) -> Result<(), KubectlError> {
-    // Only the user can read this file.
-    let mut file = NamedTempFile::new().map_err(write_error)?;
-    file.write_all(bundle.as_bytes()).map_err(write_error)?;
+    let file = temporary_file("the bundle", bundle)?;
     let value = format!("join.bundle={}", file.path().display());
     values.extend(["--set-file".into(), value.into()]);
     let release = ChartRelease {
@@ -37,10 +34,6 @@ pub(super) async fn install(
         helm,
     };
     release.install(chart, &values).await.map(drop)
-}
-
-fn write_error(error: std::io::Error) -> KubectlError {
-    KubectlError::Failed(format!("writing the bundle to a temporary file: {error}"))
 }
 
 /// Waits until the home cluster shows the member as connected.
