@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use axum::http::Request;
 use krypton_runtime::access::new_client;
-use krypton_runtime::call::call;
+use krypton_runtime::call::{call, call_within};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
 use krypton_types::names::GROUP;
@@ -75,10 +75,8 @@ async fn check(cluster: &Client, address: &str, expected: usize) -> anyhow::Resu
 async fn scrape(agent: SocketAddr) -> anyhow::Result<String> {
     let client = new_client(Config::new(format!("http://{agent}").parse()?), USER_AGENT)?;
     let request = Request::get("/metrics").body(Vec::new())?;
-    let exchange = Box::pin(client.request_text(request));
-    let result = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
-    let result = result.with_context(|| format!("the agent at {agent} does not respond"))?;
-    result.with_context(|| format!("reading the metrics of the agent at {agent} failed"))
+    let attempt = format!("reading the metrics of the agent at {agent}");
+    Ok(call_within(REQUEST_TIMEOUT, attempt, client.request_text(request)).await?)
 }
 
 /// Judges the metrics of all agents that are Ready.
