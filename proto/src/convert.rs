@@ -11,6 +11,7 @@ use krypton_types::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdom
 use krypton_types::placed_tenant::PlacedReport;
 use krypton_types::root_digest::{ROOTS_MAX, RootDigest};
 use krypton_types::tenant::{TenantKey, TenantReport, UpcomingStep, UpcomingStepKind};
+use krypton_types::text::truncated;
 use thiserror::Error;
 
 use crate::v1;
@@ -153,7 +154,7 @@ impl v1::Applied {
         let version: Version = self.version?.into();
         let fits = |number: u64| i64::try_from(number).is_ok();
         let is_valid = fits(version.epoch) && fits(version.generation);
-        is_valid.then(|| (version, truncate(self.digest, TEXT_MAX)))
+        is_valid.then(|| (version, truncated(self.digest, TEXT_MAX)))
     }
 }
 
@@ -176,14 +177,14 @@ impl From<&MemberReport> for v1::MemberReport {
             writing: *writing,
             holder: holder.clone(),
             connected: *connected,
-            problem: problem.clone().map(|problem| truncate(problem, TEXT_MAX)),
+            problem: problem.clone().map(|problem| truncated(problem, TEXT_MAX)),
             applied: applied
                 .clone()
                 .map(|(version, digest)| v1::Applied::new(version, digest)),
             ahead: ahead.map(Into::into),
             not_restored: not_restored
                 .clone()
-                .map(|reason| truncate(reason, TEXT_MAX)),
+                .map(|reason| truncated(reason, TEXT_MAX)),
         }
     }
 }
@@ -205,12 +206,12 @@ impl From<v1::MemberReport> for MemberReport {
             synced,
             ready,
             writing,
-            holder: holder.map(|holder| truncate(holder, SUBDOMAIN_MAX)),
+            holder: holder.map(|holder| truncated(holder, SUBDOMAIN_MAX)),
             connected,
-            problem: problem.map(|problem| truncate(problem, TEXT_MAX)),
+            problem: problem.map(|problem| truncated(problem, TEXT_MAX)),
             applied: applied.and_then(v1::Applied::read),
             ahead: ahead.map(Into::into),
-            not_restored: not_restored.map(|reason| truncate(reason, TEXT_MAX)),
+            not_restored: not_restored.map(|reason| truncated(reason, TEXT_MAX)),
         }
     }
 }
@@ -422,12 +423,6 @@ impl From<v1::Condition> for State {
         };
         Self::new(truth, condition.reason, condition.message)
     }
-}
-
-/// Truncates a text to at most `max` bytes, at a character boundary.
-fn truncate(mut text: String, max: usize) -> String {
-    krypton_types::tenant::truncate(&mut text, max);
-    text
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
+use crate::text::truncated;
+
 mod progress;
 pub mod reason;
 mod summary;
@@ -280,9 +282,8 @@ fn legal_reason(reason: &str) -> &str {
     }
 }
 
-fn truncate_message(mut message: String) -> String {
-    message.truncate(message.floor_char_boundary(MESSAGE_MAX));
-    message
+fn truncate_message(message: String) -> String {
+    truncated(message, MESSAGE_MAX)
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::conditions::ClusterState;
 use crate::desired::drift::DriftPolicy;
 use crate::names;
-use crate::tenant::{trim_all, trim_request, truncate};
+use crate::tenant::{trim_all, trim_request};
+use crate::text::truncate;
 
 /// Namespace and name of a KryptonDeployment on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -28,5 +28,6 @@ pub mod report_digest;
 pub mod root_digest;
 pub mod spiffe;
 pub mod tenant;
+pub mod text;
 pub mod validity;
 pub mod values;

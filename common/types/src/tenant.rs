@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::conditions::{ClusterState, MESSAGE_MAX, State};
 use crate::labels::Labels;
+use crate::text::truncate;
 
 /// Longest reconcile request that Krypton acknowledges, in bytes.
 pub const REQUEST_MAX: usize = 256;
@@ -221,14 +222,6 @@ fn trim(text: &mut String) {
     truncate(text, MESSAGE_MAX);
 }
 
-/// Cuts a text to at most `max` bytes, at a character boundary, and releases the rest of its memory.
-pub fn truncate(text: &mut String, max: usize) {
-    if text.len() > max {
-        text.truncate(text.floor_char_boundary(max));
-    }
-    text.shrink_to_fit();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,14 +236,6 @@ mod tests {
         assert!(next(0).is_some());
         assert_eq!(next(-1), None);
         assert_eq!(next(-100_000_000_000), None);
-    }
-
-    #[test]
-    fn truncated_text_releases_its_memory() {
-        let mut text = "a".repeat(1 << 20);
-        truncate(&mut text, 3);
-        assert_eq!(text, "aaa");
-        assert!(text.capacity() < 64, "{}", text.capacity());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::MESSAGE_MAX;
 use krypton_types::redact::redact;
+use krypton_types::text::truncated;
 
 /// Time that a change waits for a newer state of its subject. A flapping subject is sent once in this time.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);
@@ -171,8 +172,8 @@ impl Changes {
             member: subject.member.to_owned(),
             from,
             to: status.state,
-            reason: cut(redact(status.reason), REASON_MAX),
-            message: cut(redact(status.message), MESSAGE_MAX),
+            reason: truncated(redact(status.reason), REASON_MAX),
+            message: truncated(redact(status.message), MESSAGE_MAX),
             at,
         };
         self.remove_pending(key);
@@ -272,11 +273,6 @@ impl Changes {
         }
         Some(change)
     }
-}
-
-fn cut(mut text: String, max: usize) -> String {
-    text.truncate(text.floor_char_boundary(max));
-    text
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use krypton_types::conditions::{
     summarise_many,
 };
 use krypton_types::tenant::{TenantReport, UpcomingStep};
+use krypton_types::text::truncated;
 
 use crate::members::tenant_summary::{REASON_MAX, state_name, state_with_reason};
 
@@ -162,10 +163,7 @@ fn cluster_status(
 ) -> ClusterStatus {
     let readiness = Readiness::from_state(state, allow_chart_skip);
     let cause = state_with_reason(state, readiness).truncated(REASON_MAX, CLUSTER_MESSAGE_MAX);
-    let mut chart = chart.cloned();
-    if let Some(chart) = &mut chart {
-        chart.truncate(chart.floor_char_boundary(CLUSTER_CHART_MAX));
-    }
+    let chart = chart.map(|chart| truncated(chart.clone(), CLUSTER_CHART_MAX));
     ClusterStatus {
         name: name.to_owned(),
         state: state_name(readiness).to_owned(),

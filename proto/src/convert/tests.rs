@@ -269,11 +269,6 @@ fn applied_numbers_beyond_status_are_dropped() {
     assert_eq!(read(1, u64::MAX), None);
 }
 
-#[test]
-fn long_text_is_truncated_at_character_boundary() {
-    assert_eq!(truncate("äää".to_owned(), 3), "ä");
-}
-
 fn state() -> impl Strategy<Value = State> {
     let truth = prop_oneof![Just(Truth::True), Just(Truth::False), Just(Truth::Unknown)];
     (truth, "[A-Z][a-z]{0,9}", ".{0,40}")

@@ -11,6 +11,7 @@ use krypton_crds::tenant::{HISTORY_MAX, HistoryEntry, RevisionCause, RevisionOut
 use krypton_helm::chart::exact_version;
 use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
+use krypton_types::text::truncated;
 
 use super::ownership::{Ownership, ownership};
 use super::revisions::{has_copied_run, is_install_run, is_marked_as_rollback, is_own_run};
@@ -277,8 +278,7 @@ fn created(revision: &Revision) -> Option<Time> {
 
 /// Limits a text from a release Secret as the schema does.
 fn bounded_text(text: &str) -> Option<String> {
-    let mut text = text.to_owned();
-    text.truncate(text.floor_char_boundary(TEXT_MAX));
+    let text = truncated(text.to_owned(), TEXT_MAX);
     (!text.is_empty()).then_some(text)
 }
 

@@ -8,6 +8,7 @@ use krypton_types::conditions::{
     self, ClusterState, Outlook, READY, State, TARGET_RESOLVED, Truth, reason,
 };
 use krypton_types::names;
+use krypton_types::text::truncated;
 
 use super::{DeploymentView, Repair, Site};
 
@@ -321,7 +322,7 @@ impl DeploymentView<'_> {
         });
         let status = KryptonDeploymentStatus {
             phase: Some(assessment.phase),
-            last_message: Some(truncate(assessment.last_message)),
+            last_message: Some(truncated(assessment.last_message, conditions::MESSAGE_MAX)),
             last_applied_chart: applied_chart.or(previous_chart),
             observed_generation: Some(generation),
             last_handled_reconcile_at: handled
@@ -390,9 +391,4 @@ fn pending_assessment(state: State) -> Assessment {
         phase: DeploymentPhase::Pending,
         ..error_assessment(state)
     }
-}
-
-fn truncate(mut message: String) -> String {
-    message.truncate(message.floor_char_boundary(conditions::MESSAGE_MAX));
-    message
 }
