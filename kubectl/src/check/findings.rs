@@ -42,7 +42,7 @@ const CLOCK_REMEDY: &str =
 const EXPIRED_AUTHORITY_REMEDY: &str =
     "delete Secret krypton-hub-ca and restart the hub for a new CA; each agent must join again";
 const MEMBER_REMEDY: &str = "add one: kubectl krypton join NAME";
-const TENANTS_REMEDY: &str = "list them with kubectl krypton get tenants -A -o wide";
+const TENANTS_REMEDY: &str = "list them with kubectl krypton get tenants --fleet --not-ready";
 
 const INSTALL_DOCS: &str = "how-to/install.md#prerequisites";
 const CRD_DOCS: &str = "how-to/upgrade.md#crds";

@@ -135,10 +135,7 @@ pub(crate) async fn run(
     }
     match items.as_slice() {
         [] => Ok(CommandOutput {
-            stderr: match scope {
-                Scope::All => "No resources found\n".to_owned(),
-                Scope::Namespace(name) => format!("No resources found in {name} namespace.\n"),
-            },
+            stderr: nothing_found(get.kind, &scope),
             ..CommandOutput::default()
         }),
         [tenant, ..] if get.kind == Kind::Tenant && name.is_some() => {
@@ -152,6 +149,18 @@ pub(crate) async fn run(
             Ok(tenants::single_tenant(tenant, &members, now))
         }
         _ => Ok(CommandOutput::stdout(to_table(&get, &items, now).render())),
+    }
+}
+
+/// kubectl's remark, and for Tenants a hint, because most exist only on members.
+fn nothing_found(kind: Kind, scope: &Scope) -> String {
+    let remark = match scope {
+        Scope::All => "No resources found\n".to_owned(),
+        Scope::Namespace(name) => format!("No resources found in {name} namespace.\n"),
+    };
+    match kind {
+        Kind::Tenant => format!("{remark}To list the Tenants of all members, add --fleet.\n"),
+        _ => remark,
     }
 }
 

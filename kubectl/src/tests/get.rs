@@ -220,6 +220,8 @@ async fn namespace_flags_and_context_select_list_scope() {
             output.stderr.starts_with("No resources found"),
             "{output:?}"
         );
+        let of_tenants = expected.ends_with("tenants");
+        assert_eq!(output.stderr.contains("--fleet"), of_tenants, "{command}");
         let uri = server.uris().pop().unwrap();
         assert!(uri.contains(expected), "{command}: {uri}");
     }
