@@ -3,7 +3,7 @@
 use std::fmt;
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use krypton_crds::tenant::{NextStep, TenantStatus};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,36 @@ impl TenantKey {
 impl fmt::Display for TenantKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The times at which a Tenant was created and deleted, in whole seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Lifetime {
+    created: Option<Timestamp>,
+    deleted: Option<Timestamp>,
+}
+
+impl Lifetime {
+    #[must_use]
+    pub fn new(metadata: &ObjectMeta) -> Self {
+        let instant = |time: &Option<Time>| time.as_ref().map(|time| time.0);
+        Self {
+            created: instant(&metadata.creation_timestamp),
+            deleted: instant(&metadata.deletion_timestamp),
+        }
+    }
+
+    /// Whether the Tenant was deleted before its CRD was created, and so together with an earlier CRD. A client then
+    /// removed that CRD's finalizer, and etcd kept the Tenant. If both happened in the same second, only a Tenant of an
+    /// earlier CRD is older than the CRD.
+    #[must_use]
+    pub fn ended_before(self, crd_created: Option<Timestamp>) -> bool {
+        let Some((deleted, crd_created)) = self.deleted.zip(crd_created) else {
+            return false;
+        };
+        let is_older = self.created.is_some_and(|created| created < crd_created);
+        deleted < crd_created || (deleted == crd_created && is_older)
     }
 }
 

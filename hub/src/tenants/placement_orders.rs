@@ -7,7 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use krypton_crds::tenant::Tenant;
 use krypton_types::placed_tenant::{PlacedTenant, placed_on};
-use krypton_types::tenant::TenantKey;
+use krypton_types::tenant::{Lifetime, TenantKey};
 
 use super::placement::{self, TenantDeletionCause};
 use crate::members::placement_orders::{PlacementOrders, fit};
@@ -33,8 +33,8 @@ pub(super) struct PlacementPlanner {
     unverified: UnverifiedDeletions,
 }
 
-/// Deleted Tenants, each with its UID and deletion time.
-pub(super) type UnverifiedDeletions = BTreeMap<TenantKey, (String, Option<Timestamp>)>;
+/// Deleted Tenants, each with its UID.
+pub(super) type UnverifiedDeletions = BTreeMap<TenantKey, (String, Lifetime)>;
 
 /// The result of reading the CRD.
 #[derive(Clone, Copy, Debug)]
@@ -44,14 +44,11 @@ pub(super) struct CrdObservation {
 }
 
 impl CrdObservation {
-    /// Returns the cause of a deletion. If the Tenant was deleted before the CRD was created, it went with
-    /// an earlier CRD. A client then removed that CRD's finalizer, and etcd kept the objects.
-    pub(crate) fn cause_of(&self, deleted: Option<Timestamp>) -> TenantDeletionCause {
-        let predates_crd = deleted
-            .zip(self.created)
-            .is_some_and(|(deleted, created)| deleted < created);
+    fn cause_of(&self, deleted: Lifetime) -> TenantDeletionCause {
         match self.cause {
-            TenantDeletionCause::User if predates_crd => TenantDeletionCause::CrdWithoutRestore,
+            TenantDeletionCause::User if deleted.ended_before(self.created) => {
+                TenantDeletionCause::CrdWithoutRestore
+            }
             other => other,
         }
     }
@@ -110,7 +107,7 @@ impl PlacementPlanner {
                 self.dirty.extend(deletions.keys().cloned());
                 let causes = deletions.into_iter();
                 let causes =
-                    causes.map(|(key, (uid, deleted))| (key, (uid, crd.cause_of(deleted))));
+                    causes.map(|(key, (uid, lifetime))| (key, (uid, crd.cause_of(lifetime))));
                 self.deletion_causes.extend(causes);
             }
         }
@@ -182,9 +179,8 @@ impl PlacementPlanner {
             && cause != TenantDeletionCause::User
             && let Some(uid) = &tenant.metadata.uid
         {
-            let deleted = tenant.metadata.deletion_timestamp.as_ref();
-            let deleted = deleted.map(|time| time.0);
-            self.unverified.insert(key.clone(), (uid.clone(), deleted));
+            let lifetime = Lifetime::new(&tenant.metadata);
+            self.unverified.insert(key.clone(), (uid.clone(), lifetime));
         }
         cause
     }
@@ -216,6 +212,7 @@ impl PlacementPlanner {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
     use krypton_runtime::clock::BootTime;
     use krypton_runtime::newest::{Newest as _, NewestSeen as _};
     use krypton_types::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
@@ -242,45 +239,28 @@ mod tests {
 
     #[test]
     fn deletion_older_than_crd_concerns_previous_crd() {
-        let at = |second| Some(Timestamp::from_second(second).unwrap());
+        use TenantDeletionCause::{Crd, CrdWithoutRestore, User};
+        let time = |second| Time(Timestamp::from_second(second).unwrap());
+        let crd_created = time(5);
         for (cause, created, deleted, expected) in [
-            (
-                TenantDeletionCause::User,
-                at(5),
-                at(9),
-                TenantDeletionCause::User,
-            ),
-            (
-                TenantDeletionCause::User,
-                at(5),
-                at(5),
-                TenantDeletionCause::User,
-            ),
-            (
-                TenantDeletionCause::User,
-                at(5),
-                at(4),
-                TenantDeletionCause::CrdWithoutRestore,
-            ),
-            (
-                TenantDeletionCause::User,
-                None,
-                at(4),
-                TenantDeletionCause::User,
-            ),
-            (
-                TenantDeletionCause::Crd,
-                at(5),
-                at(4),
-                TenantDeletionCause::Crd,
-            ),
+            (User, 1, Some(9), User),
+            (User, 1, Some(4), CrdWithoutRestore),
+            (User, 1, Some(5), CrdWithoutRestore),
+            (User, 5, Some(5), User),
+            (User, 1, None, User),
+            (Crd, 1, Some(4), Crd),
         ] {
-            let crd = CrdObservation { cause, created };
-            assert_eq!(
-                crd.cause_of(deleted),
-                expected,
-                "{cause:?} {created:?} {deleted:?}"
-            );
+            let lifetime = Lifetime::new(&ObjectMeta {
+                creation_timestamp: Some(time(created)),
+                deletion_timestamp: deleted.map(time),
+                ..ObjectMeta::default()
+            });
+            let crd = CrdObservation {
+                cause,
+                created: Some(crd_created.0),
+            };
+            let case = format!("{cause:?} {created} {deleted:?}");
+            assert_eq!(crd.cause_of(lifetime), expected, "{case}");
         }
     }
 
@@ -329,8 +309,7 @@ mod tests {
         let mut planner = PlacementPlanner::new(Arc::clone(&placements));
         let targets: Targets = [("edge-1".to_owned(), Target::default())].into();
         let mut deleted = tenant("a", "edge-1");
-        let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH);
-        deleted.metadata.deletion_timestamp = Some(at);
+        deleted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         let removes = || {
             let orders = placements.orders().get();
             let orders = orders.and_then(|orders| orders.get("edge-1").cloned());

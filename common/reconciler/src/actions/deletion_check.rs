@@ -7,11 +7,11 @@ use krypton_types::conditions::reason;
 use krypton_types::deployment::DesiredDeployment;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
+use krypton_types::tenant::Lifetime;
 
 use super::{ActionError, ActionRunner, Job};
 use crate::owner::ReleaseOwner;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::Api;
 use kube::{CustomResourceExt, ResourceExt};
 
@@ -36,7 +36,8 @@ impl ActionRunner {
         if crd.metadata.deletion_timestamp.is_some() {
             return Err(ActionError::Conflict);
         }
-        if predates(tenant, crd.metadata.creation_timestamp.as_ref()) {
+        let crd_created = crd.metadata.creation_timestamp.map(|time| time.0);
+        if Lifetime::new(&tenant.metadata).ended_before(crd_created) {
             return Err(ActionError::Failed {
                 reason: reason::UNINSTALL_FAILED,
                 message: deleted_with_earlier_crd(),
@@ -62,18 +63,6 @@ impl ActionRunner {
             .then_some(())
             .ok_or(ActionError::Conflict)
     }
-}
-
-/// Whether the Tenant was deleted before its CRD was created. Times have whole seconds. In the same second, only the
-/// Tenants of an earlier CRD are older than the CRD.
-fn predates(tenant: &Tenant, crd_created: Option<&Time>) -> bool {
-    let deleted = tenant.metadata.deletion_timestamp.as_ref();
-    let Some((deleted, crd_created)) = deleted.zip(crd_created) else {
-        return false;
-    };
-    let created = tenant.metadata.creation_timestamp.as_ref();
-    let is_older = created.is_some_and(|created| created.0 < crd_created.0);
-    deleted.0 < crd_created.0 || (deleted.0 == crd_created.0 && is_older)
 }
 
 /// Returns the message for a Tenant of a CRD whose finalizer a user removed. etcd keeps the Tenants of such a CRD.
