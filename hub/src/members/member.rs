@@ -55,7 +55,7 @@ const REPORT_BURST_RATE: Rate = Rate {
     burst: 1_000,
     per_token: Duration::from_micros(200),
 };
-/// A replica renews its certificate once in weeks, and retries a failed renewal with back-off.
+/// A replica renews its certificate every few days, and retries a failed renewal with back-off.
 const RENEWAL_RATE: Rate = Rate {
     burst: 10,
     per_token: Duration::from_secs(60),
