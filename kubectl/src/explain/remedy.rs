@@ -9,7 +9,7 @@ pub(super) fn for_tenant(reason: &str) -> Option<&'static str> {
             "check that the hub can reach the repository with its credentials; installed workloads keep running"
         }
         reason::VERSION_NOT_FOUND | reason::VERSION_INVALID => {
-            "correct --chart-version (chart.version of the hub's chart), and restart the hub"
+            "correct chart.version of the hub's chart; without the chart, correct --chart-version and restart the hub"
         }
         reason::INSTALL_FAILED | reason::UPGRADE_FAILED => {
             "correct the chart or its values; the workload or Helm's message above shows which"

@@ -280,7 +280,7 @@ fn tenant_conditions_are_explained_with_remedy() {
         (
             error(reason::VERSION_NOT_FOUND),
             false,
-            "✗ VersionNotFound: so it is\n      → correct --chart-version",
+            "✗ VersionNotFound: so it is\n      → correct chart.version",
         ),
         (
             error(reason::RELEASE_IN_USE),

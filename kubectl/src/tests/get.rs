@@ -54,7 +54,7 @@ fn tenants() -> Vec<Value> {
                 "lastMessage": "1 of 4 clusters ready; edge-1: UpgradeFailed: timed out waiting for the condition",
                 "conditions": [
                     condition("Ready", "False", "ClustersNotReady", ""),
-                    condition("ClusterReady/edge-1", "False", "UpgradeFailed", "not ready"),
+                    condition("ClusterReady/edge-1", "True", "Installed", "release installed"),
                     condition("ClusterError/edge-1", "True", "UpgradeFailed", "timed out"),
                     condition("ClusterReady/edge-2", "True", "Installed", "release installed"),
                     condition("ClusterError/edge-2", "False", "NoError", ""),
@@ -123,7 +123,7 @@ fn wide_tenants_have_a_line_for_each_cluster() {
     let expected = "\
 NAMESPACE   NAME             PHASE     READY     CHART                                            MESSAGE                                                                             AGE
 default     acme             Error     1/4       https://charts.jetstack.io/cert-manager:1.19.1   1 of 4 clusters ready; edge-1: UpgradeFailed: timed out waiting for the condition   24h
-            └ edge-1         Error     False                                                      UpgradeFailed: timed out
+            └ edge-1         Error     True                                                       UpgradeFailed: timed out
             └ edge-2         Ready     True                                                       Installed: release installed
             └ edge-3         Unknown   Unknown                                                    ClusterUnreachable
             └ self-cluster   Pending   False                                                      Installing: helm runs

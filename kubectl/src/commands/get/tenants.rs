@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, TenantSummary};
 use krypton_crds::tenant::{Tenant, TenantStatus};
-use krypton_types::conditions::{self, ClusterState, State, Truth};
+use krypton_types::conditions::{self, ClusterState, Readiness, State, Truth};
 use serde_json::Value;
 
 use crate::render::{
@@ -112,7 +112,8 @@ fn status(tenant: &Tenant) -> Option<&TenantStatus> {
     tenant.status.as_ref()
 }
 
-/// Formats the number of clusters on which the Tenant is Ready, and of all its clusters.
+/// Formats the number of clusters on which the Tenant is ready, and of all its clusters. After a failed upgrade, a
+/// cluster has an error although its previous release is ready.
 fn ready(tenant: &Tenant) -> String {
     let status = status(tenant);
     if let Some(summary) = status.and_then(|status| status.summary) {
@@ -121,7 +122,11 @@ fn ready(tenant: &Tenant) -> String {
     let conditions = status.map_or(&[][..], |status| &status.conditions);
     let clusters = conditions::clusters(conditions);
     let active = clusters.values().filter(|state| !state.has_departed());
-    let ready = active.clone().filter(|it| it.ready.truth == Truth::True);
+    // Only the hub knows whether it ignores chart errors. If it does, the phase is not Error because of them.
+    let allow_chart_skip = status.and_then(|status| status.phase.as_deref()) != Some("Error");
+    let ready = active
+        .clone()
+        .filter(|state| Readiness::from_state(state, allow_chart_skip) == Readiness::Ready);
     format!("{}/{}", ready.count(), active.count())
 }
 
