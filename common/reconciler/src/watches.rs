@@ -49,7 +49,12 @@ pub(super) fn all_except_tenants(client: &Client) -> SelectAll<Watch> {
         .fields("type=helm.sh/release.v1");
     let crd_config = paged().fields(&format!("metadata.name={}", Tenant::crd_name()));
     futures::stream::select_all([
-        stream("CRD", metadata_watch(client, crd_config), WatchEvent::Crd),
+        // This process creates the CRD. If the first list lacks an existing CRD, no event corrects that.
+        events_of(
+            "CRD",
+            watch::Watch::new(metadata_watch(client, crd_config)).expecting_objects(),
+            WatchEvent::Crd,
+        ),
         stream(
             "Secrets",
             metadata_watch(client, release_config),
@@ -119,7 +124,15 @@ fn stream<K: Send + 'static, W>(
 where
     W: Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
 {
-    watch::Watch::new(open)
+    events_of(resource, watch::Watch::new(open), to_event)
+}
+
+fn events_of<K: Send + 'static>(
+    resource: &'static str,
+    watch: watch::Watch<K>,
+    to_event: fn(Event<K>) -> WatchEvent,
+) -> Watch {
+    watch
         .into_stream()
         .map(move |event| match event {
             Ok(event) => to_event(event),

@@ -76,7 +76,8 @@ type Events<K, E> = BoxStream<'static, Result<Event<K>, E>>;
 /// seconds. A watch counts as a success after its first event, or after it was open for that long.
 ///
 /// After an empty list that follows a non-empty one, this type lists again later. The server may not have
-/// known all objects yet, and a watch never reports unchanged ones.
+/// known all objects yet, and a watch never reports unchanged ones. With [`Watch::expecting_objects`], this also
+/// applies to the first list.
 pub struct Watch<K, E = watcher::Error> {
     open: Box<dyn Fn() -> Events<K, E> + Send>,
     /// `None` until the next watch opens.
@@ -133,6 +134,14 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
         }
     }
 
+    /// Also repeats an empty list at the start, for objects that should exist.
+    #[must_use]
+    pub fn expecting_objects(mut self) -> Self {
+        self.empty_lists.expects_objects = true;
+        self.empty_lists.reset();
+        self
+    }
+
     /// Drops the current watch and lists again. A list that hangs is requested again.
     pub fn restart(&mut self) {
         self.restart_within(SILENCE);
@@ -141,7 +150,7 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
     fn restart_within(&mut self, silence: Duration) {
         (self.events, self.opens_at, self.complete_since) = (None, None, None);
         (self.backoff, self.lists_without_watch) = (WatchBackoff::default(), 0);
-        self.empty_lists = EmptyLists::default();
+        self.empty_lists.reset();
         self.list_deadline = Some((Instant::now() + silence, silence));
     }
 
@@ -256,7 +265,8 @@ async fn sleep_until_if_set(time: Option<Instant>) {
 /// Decides whether an empty list needs another check.
 #[derive(Debug, Default)]
 struct EmptyLists {
-    /// Whether an earlier list had objects.
+    expects_objects: bool,
+    /// Whether an earlier list had objects, or should have had some.
     had_objects: bool,
     has_objects: bool,
     /// Number of empty lists since then.
@@ -265,6 +275,14 @@ struct EmptyLists {
 }
 
 impl EmptyLists {
+    fn reset(&mut self) {
+        *self = Self {
+            expects_objects: self.expects_objects,
+            had_objects: self.expects_objects,
+            ..Self::default()
+        };
+    }
+
     fn record<K>(&mut self, event: &Event<K>) {
         match event {
             Event::Init => (self.has_objects, self.relist_at) = (false, None),
@@ -277,7 +295,7 @@ impl EmptyLists {
                 self.empty_in_a_row += 1;
                 self.relist_at = Some(Instant::now() + pause);
             }
-            Event::InitDone => *self = Self::default(),
+            Event::InitDone => self.reset(),
             // An event shows that the server knows objects.
             Event::Apply(_) => self.had_objects = true,
             Event::Delete(_) => {}
@@ -385,9 +403,9 @@ mod tests {
         assert!(listed_at[1] - listed_at[0] <= BACKOFF_MIN);
     }
 
-    /// Counts the lists until they stop. The list at `full` has an object and then fails; all others are
+    /// Counts the lists until they stop. The list at `full_list` has an object and then fails; all others are
     /// empty. Each is slow, and none is interrupted.
-    async fn count_lists_until_quiet(full_list: usize) -> usize {
+    async fn count_lists_until_quiet(full_list: usize, expects_objects: bool) -> usize {
         let opened = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&opened);
         let mut events = Watch::new(move || {
@@ -402,6 +420,9 @@ mod tests {
             slow.chain(stream::iter(events.chain(failed)))
                 .chain(stream::pending())
         });
+        if expects_objects {
+            events = events.expecting_objects();
+        }
         let mut lists = 0;
         let quiet = Duration::from_secs(3600);
         while let Ok(event) = tokio::time::timeout(quiet, events.next()).await {
@@ -413,12 +434,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn relists_confirm_empty_list_after_full_one() {
-        assert_eq!(
-            count_lists_until_quiet(1).await,
-            1 + 1 + EMPTY_LISTS_MAX as usize
-        );
+        let repeats = EMPTY_LISTS_MAX as usize;
+        assert_eq!(count_lists_until_quiet(1, false).await, 1 + 1 + repeats);
         // Without objects before, an empty list is accepted immediately, as for most members at startup.
-        assert_eq!(count_lists_until_quiet(9).await, 1);
+        assert_eq!(count_lists_until_quiet(99, false).await, 1);
+        assert_eq!(count_lists_until_quiet(99, true).await, 1 + repeats);
     }
 
     /// The first `hanging` watches never complete their list. Each later one lists nothing and stays open.
