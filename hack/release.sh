@@ -108,7 +108,7 @@ plugin() {
       *) flags+=(-C target-feature=+crt-static) ;;
     esac
     variable=$(tr a-z- A-Z_ <<<"$target")
-    env -u SOURCE_DATE_EPOCH AWS_LC_SYS_NO_JITTER_ENTROPY=0 AWS_LC_SYS_PREBUILT_NASM=1 \
+    env -u SOURCE_DATE_EPOCH AWS_LC_SYS_NO_JITTER_ENTROPY=0 AWS_LC_SYS_USE_SYSTEM=0 AWS_LC_SYS_PREBUILT_NASM=1 \
       CARGO_ENCODED_RUSTFLAGS="$(IFS=$'\x1f'; echo "${flags[*]}")" \
       "CARGO_TARGET_${variable}_LINKER=$(compiler_of "$target")" \
       "CFLAGS_${target//-/_}=-ffile-prefix-map=$cargo_home=/cargo -ffile-prefix-map=$built=/target" \
