@@ -426,7 +426,7 @@ impl DeploymentStore {
             record_events(object, result.events, recorder);
         }
         let outcome = match (&result.object, result.outcome) {
-            (Some(_), _) => Outcome::Done,
+            (Some(_), _) => WriteOutcome::Ok.for_queue(BootTime::now()),
             (None, Some(WriteOutcome::Failed)) => Outcome::Failed,
             (None, Some(WriteOutcome::Ok | WriteOutcome::Conflict) | None) => {
                 Outcome::Again(retry_time())

@@ -192,11 +192,10 @@ impl EdgeClusterWrite {
     /// Returns when to write again. After a conflict, the watch is about to deliver the other write.
     pub(super) fn queue_outcome(&self, now: BootTime, jitter: f64) -> Outcome {
         match self.result {
-            WriteOutcome::Ok => Outcome::Again(now),
+            WriteOutcome::Ok | WriteOutcome::Failed => self.result.for_queue(now),
             WriteOutcome::Conflict => {
                 Outcome::Again(BootTime(now.0 + MIN_WRITE_INTERVAL.mul_f64(0.5 + jitter)))
             }
-            WriteOutcome::Failed => Outcome::Failed,
         }
     }
 }
@@ -339,7 +338,10 @@ mod tests {
         let object = EdgeCluster::new("a", EdgeClusterSpec::default());
         let succeeded =
             EdgeClusterWrite::new("a".to_owned(), None, (Some(object), WriteOutcome::Ok));
-        assert_eq!(succeeded.queue_outcome(now, 0.5), Outcome::Again(now));
+        assert_eq!(
+            succeeded.queue_outcome(now, 0.5),
+            Outcome::Again(BootTime(MIN_WRITE_INTERVAL))
+        );
     }
 
     #[test]

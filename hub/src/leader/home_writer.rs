@@ -7,7 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::retry::Backoff;
-use krypton_runtime::work_queue::WorkQueue;
+use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::error_chain::chain;
 use kube::api::Api;
 use kube::{Client, CustomResourceExt, Resource};
@@ -32,6 +32,15 @@ impl WriteOutcome {
             Self::Ok => "ok",
             Self::Conflict => "conflict",
             Self::Failed => "failed",
+        }
+    }
+
+    /// Returns when the object may be written again. The interval starts when the response arrives, so a slow API
+    /// server gets no more writes than it can process.
+    pub(crate) fn for_queue(self, now: BootTime) -> Outcome {
+        match self {
+            Self::Ok | Self::Conflict => Outcome::Again(BootTime(now.0 + MIN_WRITE_INTERVAL)),
+            Self::Failed => Outcome::Failed,
         }
     }
 }
@@ -66,9 +75,9 @@ impl Default for HomeWrites {
     }
 }
 
-/// Minimum interval between two writes of one object.
+/// Minimum interval between the end of a write and the next write of the same object.
 pub(crate) const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(1);
-/// Back-off of failed writes. A conflict makes the object due again, and has none.
+/// Back-off of failed writes. A conflict has none.
 const BACKOFF: Backoff = Backoff {
     first: Duration::from_secs(1),
     max: Duration::from_secs(30),
@@ -165,17 +174,17 @@ pub(super) fn check_epoch(own_epoch: u64, recorded: Option<u64>) -> EpochCheck {
 
 #[cfg(test)]
 mod tests {
-    use krypton_runtime::work_queue::Outcome;
-
     use super::*;
 
     #[test]
-    fn object_is_written_once_per_second() {
+    fn next_write_waits_a_second_for_slow_server() {
         let (mut queue, now) = (queue(1), BootTime::default());
         start(&mut queue, "a", now);
-        queue.done(&"a", Outcome::Again(now), now, 0.0);
-        assert_eq!(queue.pop(now), None);
-        assert_eq!(queue.wake(), Some(BootTime(MIN_WRITE_INTERVAL)));
+        let answered = BootTime(Duration::from_secs(9));
+        queue.done(&"a", WriteOutcome::Ok.for_queue(answered), answered, 0.0);
+        assert_eq!(queue.pop(answered), None);
+        let next = BootTime(answered.0 + MIN_WRITE_INTERVAL);
+        assert_eq!(queue.wake(), Some(next));
     }
 
     #[test]

@@ -10,7 +10,6 @@ use krypton_runtime::call::call;
 use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::events::{EventRecorder, ObjectEvent};
-use krypton_runtime::work_queue::Outcome;
 use krypton_types::conditions::Phase;
 use krypton_types::error_chain::chain;
 use krypton_types::names;
@@ -23,7 +22,7 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use super::{FinishedWrite, TenantStore, TenantWrite, recent_fields};
-use crate::leader::home_writer::{self, WriteOutcome};
+use crate::leader::home_writer;
 use crate::members::tenant_reports::TenantReports;
 use crate::tenants::placement::TenantDeletionCause;
 use crate::tenants::placement_orders::{CrdObservation, UnverifiedDeletions};
@@ -145,11 +144,7 @@ impl TenantStore {
         reports: &TenantReports,
         now: BootTime,
     ) {
-        // After a conflict or a success, check again after the throttle.
-        let outcome = match written.outcome {
-            WriteOutcome::Failed => Outcome::Failed,
-            WriteOutcome::Ok | WriteOutcome::Conflict => Outcome::Again(now),
-        };
+        let outcome = written.outcome.for_queue(now);
         self.queue.done(&key, outcome, now, chance::random());
         let Some(entry) = self.entries.get_mut(&key) else {
             return self.queue.forget(&key);
