@@ -13,7 +13,7 @@ RUN hack/images/files.sh krypton /bin-of-krypton
 FROM golang:1.26.8-bookworm AS helm
 WORKDIR /krypton
 COPY hack/images hack/images
-COPY hack/tools/helm hack/tools/helm
+COPY hack/tools/go.mod hack/tools/go.sum hack/tools/
 RUN hack/images/files.sh helm /bin-of-helm
 
 FROM krypton AS built-files

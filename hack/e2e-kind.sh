@@ -218,7 +218,7 @@ else
   step "chart and image of kwok, from its Go module"
   older=0.2.0 newer=0.2.1 chart_name=kwok
   tools=$(hack/tools/tools.sh | tail -n 1)
-  kwok=$(cd hack/tools/kubernetes && go list -m -f '{{.Dir}} {{.Version}}' sigs.k8s.io/kwok)
+  kwok=$(cd hack/tools && go list -m -f '{{.Dir}} {{.Version}}' sigs.k8s.io/kwok)
   kwok_image=krypton-e2e/kwok:${kwok##* }
   kwok=${kwok% *}
   mkdir -p "$work/kwok/image/usr/local/bin" "$work/charts"

@@ -2,7 +2,7 @@
 # Builds the contents of the images. images.sh runs it on this machine, the Dockerfile in containers.
 #
 #   files.sh krypton DIR     build Krypton's programs, static, into DIR
-#   files.sh helm DIR        build the Helm version that hack/tools/helm pins, static, into DIR
+#   files.sh helm DIR        build the Helm version that hack/tools/go.mod pins, static, into DIR
 #   files.sh roots BIN DIR   create the root file systems DIR/{base,krypton-hub,krypton-agent} from the programs in BIN
 #
 # The result does not depend on the folder of the checkout.
@@ -45,14 +45,14 @@ krypton() {
 helm() {
   local out=$1 pinned said
   command -v go >/dev/null || fail "no Go compiler found: install Go 1.26 or newer (https://go.dev/doc/install)"
-  pinned=$(sed -En 's#^(require)?[[:space:]]*helm.sh/helm/v4 (v[^ ]+).*#\2#p' hack/tools/helm/go.mod | head -n 1)
+  pinned=$(sed -En 's#^[[:space:]]*helm.sh/helm/v4 (v[^ ]+).*#\1#p' hack/tools/go.mod | head -n 1)
   mkdir -p "$out"
   out=$(cd "$out" && pwd)
   # -mod=readonly: every module must be the one of go.sum, or go refuses. The caller's own GOFLAGS are not wanted.
-  (cd hack/tools/helm && CGO_ENABLED=0 GOFLAGS='' GOWORK=off go build -mod=readonly -trimpath -buildvcs=false \
+  (cd hack/tools && CGO_ENABLED=0 GOFLAGS='' GOWORK=off go build -mod=readonly -trimpath -buildvcs=false \
     -ldflags "-s -w -buildid= -X helm.sh/helm/v4/internal/version.version=$pinned" -o "$out/helm" helm.sh/helm/v4/cmd/helm)
   said=$("$out/helm" version --template '{{.Version}}')
-  [ "$said" = "$pinned" ] || fail "helm was built as $said, and hack/tools/helm pins $pinned"
+  [ "$said" = "$pinned" ] || fail "helm was built as $said, and hack/tools/go.mod pins $pinned"
   static "$out/helm"
 }
 

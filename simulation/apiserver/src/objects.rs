@@ -285,8 +285,6 @@ impl ApiServer {
     fn validate(&self, write: &Write, next: &Value, previous: Option<&Value>) -> Outcome<()> {
         let mut causes = Vec::new();
         if let Some(previous) = previous {
-            // The server runs these checks twice and lists their causes twice.
-            validate::check_metadata(previous, next, &mut causes);
             validate::check_metadata(previous, next, &mut causes);
             validate::check_immutable(&write.kind, previous, next, &mut causes);
         }
@@ -442,9 +440,13 @@ fn check_preconditions(write: &Write, previous: &Value, requested: &Value) -> Ou
         meta::text(previous, "resourceVersion"),
     );
     let is_checked_by_storage = write.kind.is("", "namespaces") || is_crd(&write.kind);
+    let failed = match is_crd(&write.kind) {
+        true => "precondition failed",
+        false => "Precondition failed",
+    };
     let storage_conflict = |field: &str, requested: &str, current: &str| {
         let cause = format!(
-            "Precondition failed: {field} in precondition: {requested}, {field} in object meta: {current}"
+            "{failed}: {field} in precondition: {requested}, {field} in object meta: {current}"
         );
         Err(Failure::conflict(&write.kind, &write.name, &cause))
     };

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::managed;
 use crate::meta;
 use crate::objects::{self, Write};
-use crate::request::{ApiRequest, go_error, go_type};
+use crate::request::{ApiRequest, go_type};
 use crate::server::ApiServer;
 use crate::status::{Cause, Failure, Outcome};
 
@@ -64,9 +64,8 @@ impl ApiServer {
         request: &ApiRequest<'_>,
         write: &Write,
     ) -> Outcome<(Arc<Value>, u16)> {
-        let patch: Value = serde_json::from_slice(request.body).map_err(|error| {
-            Failure::bad_request(format!("error decoding patch: {}", go_error(&error)))
-        })?;
+        let patch: Value = serde_json::from_slice(request.body)
+            .map_err(|_| Failure::bad_request("invalid JSON patch"))?;
         if !patch.is_object() {
             let problem = format!(
                 "error decoding patch: json: cannot unmarshal {} into Go value of type map[string]interface {{}}",

@@ -17,7 +17,7 @@ const POD_RANGE: &str = "10.244.0.0/16";
 
 /// Controllers of attached volumes, devices, certificate requests and storage versions. They double the requests with which a
 /// controller manager starts, and no chart or test needs them.
-const UNUSED_CONTROLLERS: [&str; 20] = [
+const UNUSED_CONTROLLERS: [&str; 18] = [
     "certificatesigningrequest-approving-controller",
     "certificatesigningrequest-cleaner-controller",
     "certificatesigningrequest-signing-controller",
@@ -25,14 +25,12 @@ const UNUSED_CONTROLLERS: [&str; 20] = [
     "ephemeral-volume-controller",
     "kube-apiserver-serving-clustertrustbundle-publisher-controller",
     "legacy-serviceaccount-token-cleaner-controller",
-    "node-route-controller",
     "persistentvolume-attach-detach-controller",
     "persistentvolume-expander-controller",
     "podcertificaterequest-cleaner-controller",
     "podgroup-protection-controller",
     "resourceclaim-controller",
     "resourcepoolstatusrequest-controller",
-    "service-lb-controller",
     "storage-version-migrator-controller",
     "storageversion-garbage-collector-controller",
     "taint-eviction-controller",

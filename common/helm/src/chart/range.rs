@@ -252,8 +252,7 @@ mod tests {
 
     use super::*;
 
-    /// One range per line, then a tab, then the versions that match in Helm's library. hack/semver generates
-    /// this file.
+    /// Helm's library, then one range per line, a tab, and the versions that match. hack/tools/semver generates this file.
     const TABLE: &str = include_str!("range/masterminds.tsv");
 
     /// Returns whether Helm accepts the range, most likely by accident, while Krypton rejects it.
@@ -268,6 +267,7 @@ mod tests {
     fn ranges_match_same_versions_as_helm() {
         let rows: Vec<(&str, &str)> = TABLE
             .lines()
+            .skip(1)
             .map(|line| line.split_once('\t').unwrap())
             .collect();
         let versions: BTreeSet<Version> = rows
@@ -294,17 +294,11 @@ mod tests {
 
     #[test]
     fn table_of_ranges_has_helms_library_version() {
-        let version = |file: &'static str| {
-            let line = file
-                .lines()
-                .find(|line| line.contains("Masterminds/semver/v3 "));
-            line.and_then(|line| line.split_whitespace().find(|word| word.starts_with("v3")))
-        };
-        let ours = version(include_str!("../../../../hack/semver/go.mod"));
-        assert!(ours.is_some());
-        assert_eq!(
-            ours,
-            version(include_str!("../../../../hack/tools/helm/go.mod"))
+        let (library, _) = TABLE.split_once('\n').unwrap();
+        let pinned = include_str!("../../../../hack/tools/go.mod").lines();
+        assert!(
+            pinned.map(str::trim).any(|line| line == library),
+            "{library}"
         );
     }
 

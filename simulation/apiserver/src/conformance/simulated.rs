@@ -34,7 +34,7 @@ impl Simulated {
         let now = Timestamp::from_second(1_767_225_600).unwrap_or(Timestamp::UNIX_EPOCH);
         let options = Options {
             name: "conformance".to_owned(),
-            version: "v1.36.3".to_owned(),
+            version: "v1.37.2".to_owned(),
             crd_delay: Duration::from_millis(500),
             controller_delay: Duration::from_millis(50),
         };

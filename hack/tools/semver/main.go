@@ -1,11 +1,12 @@
-// Command semver prints which versions fit which ranges by the library that Helm uses: a range, a tab, and the
-// versions, or "none" where it is no range.
+// Command semver prints the version of the library with which Helm compares versions, and which versions fit which ranges
+// by it: a range, a tab, and the versions, or "none" where it is no range.
 //
-//	cd hack/semver && go run . > ../../common/helm/src/chart/range/masterminds.tsv
+//	cd hack/tools && go run ./semver > ../../common/helm/src/chart/range/masterminds.tsv
 package main
 
 import (
 	"fmt"
+	"runtime/debug"
 	"strings"
 
 	"github.com/Masterminds/semver/v3"
@@ -35,6 +36,12 @@ var others = []string{
 }
 
 func main() {
+	info, _ := debug.ReadBuildInfo()
+	for _, module := range info.Deps {
+		if strings.HasSuffix(module.Path, "/semver/v3") {
+			fmt.Println(module.Path, module.Version)
+		}
+	}
 	var ranges []string
 	for _, operator := range operators {
 		for _, operand := range operands {
