@@ -3,7 +3,8 @@
 #
 #   deps-cache.sh restore              copy them into target/debug if it does not exist
 #   deps-cache.sh save                 copy them from target/debug if they are not cached yet
-#   deps-cache.sh in NAME COMMAND...   run a command with the target folder NAME, one checkout at a time
+#   deps-cache.sh in NAME COMMAND...   run a command with the target folder NAME, one checkout at a time; it starts
+#                                      with the saved dependencies
 #
 # Each cache belongs to one compiler and one set of dependencies. The three most recent ones are kept.
 set -euo pipefail
@@ -13,8 +14,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 dependencies() {
   cargo tree --locked "$@" --edges normal,build,dev --prefix none --format '{p} {f}' | sed 's/ (\*)$//' | grep -v " ($PWD" | sort -u
 }
-key=$({ rustc -Vv && cat .cargo/config.toml && sed -n '/^\[profile/,$p' Cargo.toml fuzz/Cargo.toml &&
-  dependencies --workspace --features simulation && dependencies --manifest-path fuzz/Cargo.toml; } | sha256sum | cut -c1-12)
+key=$({ rustc -Vv && cat .cargo/config.toml && sed -n '/^\[profile/,$p' Cargo.toml &&
+  dependencies --workspace --features simulation,krypton-fuzz/libfuzzer; } | sha256sum | cut -c1-12)
 caches=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/dependencies
 cache=$caches/$key
 target=${CARGO_TARGET_DIR:-target}/debug
@@ -59,7 +60,12 @@ case "${1-} $#" in
     # Cargo compares only times. It would take older files for compiled, and compile a fresh clone of the same files again.
     # So all of ours in the folder belongs to one set of files: the sources of the programs and of the fuzz targets.
     touch "$folder/lock"
-    files=$(git ls-files -z --cached --others --exclude-standard . ':!:tests' ':!:simulation' ':!:docs' ':!:*.md' ':!:hack' ':!:.ci' ':!:Makefile' |
+    # Release programs have dependencies of their own.
+    if [ "$2" != shipped ] && [ -d "$cache/debug" ] && ! [ -d "$folder/debug" ]; then
+      cp -a "$cache/debug" "$folder/debug"
+    fi
+    files=$({ git ls-files -z --cached --others --exclude-standard . ':!:tests' ':!:simulation' ':!:docs' ':!:*.md' ':!:hack' ':!:.ci' ':!:Makefile' &&
+      git ls-files -z --cached hack/fuzz-rustc.sh; } |
       xargs -0 sha256sum | sha256sum) || files=
     if [ -n "$files" ] && [ "$(cat "$folder/files" 2>/dev/null)" = "$files" ]; then
       find "$folder" -type f -exec touch -r "$folder/lock" {} +

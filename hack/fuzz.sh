@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Fuzzes each target of fuzz/fuzz_targets, or FUZZ_TARGET alone, for FUZZ_SECONDS (60; 0: only compiles them), from
-# the seeds in fuzz/corpus; FUZZ_JOBS targets at a time (one on each core).
+# Fuzzes each target, or FUZZ_TARGET alone, for FUZZ_SECONDS (60; 0: only compiles them), from the seeds in fuzz/corpus;
+# FUZZ_JOBS targets at a time (one on each core).
 # The build folder keeps the inputs that reach new code, for the next run. If an input breaks a promise, the script names
-# the file with the input, and the other targets still run. The cache of the tools keeps cargo-fuzz.
+# the file with the input, and the other targets still run.
 #   fuzz.sh [LIBFUZZER_ARGS...]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-target=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
-cargo_fuzz=$(hack/tools/cargo-tool.sh cargo-fuzz 0.13.2)
+target=${CARGO_TARGET_DIR:-$PWD/target}
 command -v c++ >/dev/null || { echo "fuzz: no C++ compiler found (c++), which libFuzzer needs: install g++ or clang" >&2; exit 1; }
 
-# Without a sanitizer the stable compiler does: there is no unsafe code of ours to watch.
-"$cargo_fuzz" build --fuzz-dir fuzz --sanitizer none --codegen-units 16 --target-dir "$target" ${FUZZ_TARGET:-}
+# The dependencies are those of the other debug programs. Ours need some optimization.
+optimized=()
+for crate in helm proto reconciler types; do optimized+=(--config "profile.dev.package.krypton-$crate.opt-level=1"); done
+RUSTC_WORKSPACE_WRAPPER=$PWD/hack/fuzz-rustc.sh cargo build --locked --workspace --bin fuzz --features simulation,krypton-fuzz/libfuzzer "${optimized[@]}"
 if [ "${FUZZ_SECONDS:-60}" = 0 ]; then exit 0; fi
-programs=$target/$(rustc -vV | sed -n 's/^host: //p')/release
 
 # Prints a figure of libFuzzer's statistics.
 of() { sed -n "s/^stat::$1: *//p" "$log" | sed ':a;s/\B[0-9]\{3\}\>/,&/;ta'; }
@@ -23,7 +23,7 @@ run() {
   local name=$1 begin=$SECONDS dictionary=() found=$target/corpus/$1 log=$target/logs/$1
   mkdir -p "$found" "$target/logs" "$target/broken"
   [ -f "fuzz/$name.dict" ] && dictionary=(-dict="fuzz/$name.dict")
-  if ! "$programs/$name" "$found" "fuzz/corpus/$name" \
+  if ! FUZZ_TARGET=$name "$target/debug/fuzz" "$found" "fuzz/corpus/$name" \
     -max_total_time="${FUZZ_SECONDS:-60}" -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
     -artifact_prefix="$target/broken/$name-" -print_final_stats=1 "${dictionary[@]}" "${@:2}" >"$log" 2>&1; then
     grep -E '^thread|panicked|^SUMMARY|^ERROR|Test unit written|^[^#].*is ' "$log" | tail -n 20 >&2 || true
@@ -33,8 +33,8 @@ run() {
   echo "$name: $(of number_of_executed_units) runs in $((SECONDS - begin)) s, $(of average_exec_per_sec) a second, $(of new_units_added) new inputs"
 }
 
-export target programs
+export target
 export -f run of
-basename -s .rs fuzz/fuzz_targets/${FUZZ_TARGET:-*}.rs \
+ls -d fuzz/corpus/${FUZZ_TARGET:-*} | xargs -n 1 basename \
   | xargs -P "${FUZZ_JOBS:-$(nproc)}" -I{} bash -c 'set -euo pipefail; run "$@"' fuzz {} "$@" \
   || { echo "fuzz: at least one target has failed" >&2; exit 1; }

@@ -197,9 +197,6 @@ fn misplaced_value(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-    use std::path::Path;
-
     use super::*;
 
     /// `WRITE_CORPUS=1` writes the seeds that are not text.
@@ -233,36 +230,5 @@ mod tests {
             ],
         );
         shared::replay(TARGETS);
-    }
-
-    #[test]
-    fn each_fuzz_target_has_seeds_and_a_program() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
-        let names = |folder: &str| -> BTreeSet<String> {
-            let files = std::fs::read_dir(root.join(folder)).unwrap();
-            let paths = files.map(|file| file.unwrap().path());
-            paths
-                .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
-                .collect()
-        };
-        let manifest = read("fuzz/Cargo.toml");
-        let programs = manifest.lines().filter_map(|line| {
-            let path = line.strip_prefix("path = \"fuzz_targets/")?;
-            Some(path.strip_suffix(".rs\"")?.to_owned())
-        });
-        let programs: BTreeSet<String> = programs.collect();
-        assert_eq!(names("fuzz/fuzz_targets"), programs);
-        assert_eq!(names("fuzz/corpus"), programs);
-        for name in programs {
-            let program = read(&format!("fuzz/fuzz_targets/{name}.rs"));
-            let called = format!("::fuzzing::{name});");
-            let (before, _) = program.split_once(&called).expect(&name);
-            let (_, crate_name) = before.rsplit_once("krypton_").unwrap();
-            let folder = ["", "common/"].map(|above| format!("{above}{crate_name}/src/fuzzing.rs"));
-            let folder = folder.iter().find(|path| root.join(path).exists());
-            let module = read(folder.expect(&name));
-            assert!(module.contains(&format!("(\"{name}\", {name})")), "{name}");
-        }
     }
 }

@@ -1,3 +1,0 @@
-#![no_main]
-
-krypton_fuzz::target!(krypton_helm::fuzzing::range);
