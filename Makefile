@@ -36,13 +36,14 @@ debug = --features simulation
 simulation = cargo build $(CARGO_FLAGS) --workspace --bin sim $(debug)
 demo = cargo build $(CARGO_FLAGS) --workspace --bin demo --bin krypton-hub --bin krypton-agent --bin kubectl-krypton $(debug)
 # Each test runs in its own process. Without self-update, nextest compiles faster.
-nextest = "$$(hack/tools/cargo-tool.sh cargo-nextest 0.9.151 --no-default-features --features default-no-update)" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
-# Go and cargo run at the same time, as each leaves a core idle at times: $(call beside_tools,ARGUMENTS OF tools.sh,COMMANDS)
-beside_tools = hack/tools/tools.sh $(1) >/dev/null & tools=$$!; trap "kill $$tools 2>/dev/null || :" EXIT; $(2); wait $$tools; trap - EXIT
+nextest_path = hack/tools/cargo-tool.sh cargo-nextest 0.9.151 --no-default-features --features default-no-update
+nextest = "$$($(nextest_path))" nextest run $(CARGO_FLAGS) --test-threads $(TEST_THREADS)
+# Go and cargo run at the same time, as each leaves a core idle at times: $(call beside_tools,INSTALLATION OF TOOLS,COMMANDS)
+beside_tools = { $(1); } >/dev/null & tools=$$!; trap "kill $$tools 2>/dev/null || :" EXIT; $(2); wait $$tools; trap - EXIT
 # Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help build man demo test placed members fuzz check format fmt tidy tools images e2e-kind bench shipped soak sim nightly release-dry-run deny console lint-console run run-pid stop clean rust
+.PHONY: help build man demo test test-programs placed members fuzz check format fmt tidy tools images e2e-kind bench shipped soak sim nightly release-dry-run deny console lint-console run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,13 +55,15 @@ man: build ## Write the man pages of all programs into target/man
 	$(target)/debug/mangen $(target)/man
 
 demo: rust ## Three local clusters, a real chart, install, upgrade, deletion, a lost agent; stop with Ctrl-C (DEMO_ARGS=--exit: exit after the last step)
-	$(call beside_tools,build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok,$(demo))
+	$(call beside_tools,exec hack/tools/tools.sh build etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kwok,$(demo))
 	$(target)/debug/demo $(DEMO_ARGS)
 
 # One build of everything keeps both cores busy. `cargo test` alone would build no examples, which tests run as programs.
-test: rust ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=8)
-	$(call beside_tools,,$(lint) cargo build $(CARGO_FLAGS) --workspace --all-targets $(debug))
+test-programs: rust
+	$(call beside_tools,$(nextest_path) && exec hack/tools/tools.sh,$(lint) cargo build $(CARGO_FLAGS) --workspace --all-targets $(debug))
 	hack/deps-cache.sh save
+
+test: test-programs ## Unit, property and end-to-end tests against real control planes (TEST_THREADS=8)
 	passed=0; $(lint) $(target)/debug/planes $(nextest) --workspace $(debug) || passed=$$?; \
 	  hack/slowest.sh $(target)/nextest/default/junit.xml; exit $$passed
 
