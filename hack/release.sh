@@ -61,7 +61,7 @@ this_system() { system_of "$(rustc -vV | sed -n 's/^host: //p')"; }
 # compiler_of TARGET: the C compiler, which also links.
 compiler_of() {
   case $1 in
-    *-apple-darwin) echo cc ;;
+    *-apple-darwin | "$(rustc -vV | sed -n 's/^host: //p')") echo cc ;;
     x86_64-pc-windows-gnu) echo x86_64-w64-mingw32-gcc ;;
     *) echo "${1%%-*}-linux-gnu-gcc" ;;
   esac
@@ -80,7 +80,10 @@ check_target() {
   installed=$(rustup target list --installed)
   grep -qxF -e "$target" <<<"$installed" || fail "Rust's target $target is missing: run 'rustup target add $target'"
   compiler=$(compiler_of "$target")
-  command -v "$compiler" >/dev/null || fail "no C compiler for $target found ($compiler), which the TLS library needs"
+  # A compiler without the C library of the target fails only here.
+  echo '#include <stdlib.h>
+int main(void) { return 0; }' | "$compiler" -x c - -o /dev/null 2>/dev/null ||
+    fail "$compiler does not compile C programs for $target, which the TLS library needs: install it with the C library of that system"
 }
 
 programs() {
