@@ -286,6 +286,10 @@ impl ApiServer {
         let mut causes = Vec::new();
         if let Some(previous) = previous {
             validate::check_metadata(previous, next, &mut causes);
+            if write.kind.is_custom() {
+                // The server runs these checks twice and lists their causes twice.
+                validate::check_metadata(previous, next, &mut causes);
+            }
             validate::check_immutable(&write.kind, previous, next, &mut causes);
         }
         validate::check(&write.kind, next, &mut causes);
