@@ -47,11 +47,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "krypton.fullname" .) .Values.serviceAccount.name }}
 {{- else }}
-{{- required "serviceAccount.create is false, so serviceAccount.name must name an account: what Krypton may do is not for the namespace's default one" .Values.serviceAccount.name }}
+{{- required "serviceAccount.create is false and serviceAccount.name is empty; set serviceAccount.name to an account other than the namespace's default one" .Values.serviceAccount.name }}
 {{- end }}
 {{- end }}
 
-{{/* The account that helm acts as; empty: as Krypton's own. */}}
+{{/* The account that Helm uses. If empty, Helm uses Krypton's own account. */}}
 {{- define "krypton.helmAccountName" -}}
 {{- if .Values.helmRights.create }}
 {{- default (printf "%s-helm" (include "krypton.fullname" .)) .Values.helmRights.serviceAccountName }}
@@ -251,7 +251,7 @@ Tenants and their workspaces can be in any namespace and RBAC cannot restrict a 
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [patch]}
 # Restore Tenants after their CRD was deleted, unless a Tenant was deleted before its CRD.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [create, delete]}
-# Update Tenants that home places here. The rights above create and delete them.
+# Update Tenants that the home cluster places here. The rights above create and delete them.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants], verbs: [update]}
 # Write the status.
 - {apiGroups: [mesh.openkcm.io], resources: [tenants/status], verbs: [patch]}

@@ -72,7 +72,7 @@ true
 - ports: no effect. The pod has the ports metrics (8080) and health (8081).
 {{- end }}
 {{- if (default dict .Values.autoscaling).enabled }}
-- autoscaling: no effect, because one hub leads. Use replicaCount to add standbys.
+- autoscaling: no effect, because one hub is the leader. Use replicaCount to add standbys.
 {{- end }}
 {{- if .Values.multicluster.remoteDeploymentsPollInterval }}
 - multicluster.remoteDeploymentsPollInterval: no effect, because the hub watches its members.

@@ -1,9 +1,9 @@
-//! The pages of the charts' values, from `values.yaml` and its comments.
+//! The pages of the charts' values, from `values.yaml`, its comments, and the descriptions in `values.schema.json`.
 
 use std::fs;
 
 use krypton_tests::OwnChart;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::generated::{check, code, sentence, table};
 
@@ -22,7 +22,7 @@ const WHOLE: [&str; 8] = [
 /// A key of `values.yaml`.
 struct Key {
     path: String,
-    /// The comment above the key. Without one, a reference to the key that shares its comment.
+    /// The comment above the key, or an empty text.
     comment: String,
 }
 
@@ -31,7 +31,6 @@ fn keys(text: &str) -> Vec<Key> {
     let mut keys: Vec<Key> = Vec::new();
     let mut parents: Vec<(usize, &str)> = Vec::new();
     let mut comment: Vec<&str> = Vec::new();
-    let mut documented: Option<&str> = None;
     for line in text.lines() {
         let trimmed = line.trim_start();
         let indent = line.len() - trimmed.len();
@@ -41,22 +40,13 @@ fn keys(text: &str) -> Vec<Key> {
         }
         let key = trimmed.split_once(':').map(|(key, _)| key);
         let key = key.filter(|key| !key.starts_with('-') && !key.contains('"'));
-        if trimmed.is_empty() {
-            documented = None;
-        } else if let Some(key) = key {
+        if let Some(key) = key {
             parents.retain(|(outer, _)| *outer < indent);
             parents.push((indent, key));
             let path: Vec<&str> = parents.iter().map(|(_, key)| *key).collect();
-            let comment = match documented {
-                Some(shared) if indent == 0 && comment.is_empty() => format!("See `{shared}`"),
-                _ => comment.join(" "),
-            };
-            if indent == 0 && !comment.is_empty() && !comment.starts_with("See `") {
-                documented = Some(key);
-            }
             keys.push(Key {
                 path: path.join("."),
-                comment,
+                comment: comment.join(" "),
             });
         }
         comment.clear();
@@ -68,8 +58,17 @@ fn value<'a>(values: &'a Value, path: &str) -> &'a Value {
     path.split('.').fold(values, |value, key| &value[key])
 }
 
-/// Returns a row for each value, and for each group that has a comment.
-fn rows(text: &str) -> Vec<[String; 3]> {
+/// Returns the description of a value in `values.schema.json`, or an empty text.
+fn description<'a>(schema: &'a Value, path: &str) -> &'a str {
+    let field = path
+        .split('.')
+        .fold(schema, |schema, key| &schema["properties"][key]);
+    field["description"].as_str().unwrap_or_default()
+}
+
+/// Returns a row for each value, and for each group that has a comment. Without a comment, the description in the
+/// schema is the meaning of a value.
+fn rows(text: &str, schema: &Value) -> Vec<[String; 3]> {
     let values: Value = serde_saphyr::from_str(text).unwrap();
     let is_inside = |path: &str| {
         let contains = |whole: &str| {
@@ -78,29 +77,32 @@ fn rows(text: &str) -> Vec<[String; 3]> {
         };
         WHOLE.into_iter().any(contains)
     };
-    let keys = keys(text);
-    let is_described = |path: &str| {
-        keys.iter()
-            .any(|key| key.path == path && !key.comment.is_empty())
-    };
     let mut rows = Vec::new();
-    for Key { path, comment } in keys.iter().filter(|key| !is_inside(&key.path)) {
-        let value = value(&values, path);
+    for Key { path, comment } in keys(text) {
+        let value = value(&values, &path);
         let is_group =
             value.as_object().is_some_and(|map| !map.is_empty()) && !WHOLE.contains(&path.as_str());
-        if is_group && comment.is_empty() {
+        if is_inside(&path) || (is_group && comment.is_empty()) {
             continue;
         }
-        let group = path.rsplit_once('.').map(|(group, _)| group);
-        let has_meaning = !comment.is_empty() || group.is_some_and(is_described);
-        assert!(has_meaning, "no comment above {path}");
+        let meaning = match comment.is_empty() {
+            true => sentence(description(schema, &path)),
+            false => sentence(&comment),
+        };
         let default = match is_group {
             true => String::new(),
             false => code(&value.to_string()),
         };
-        rows.push([code(path), default, sentence(comment)]);
+        rows.push([code(&path), default, meaning]);
     }
     rows
+}
+
+/// Returns the rows of a chart's page.
+fn chart_rows(chart: OwnChart) -> Vec<[String; 3]> {
+    let read = |file: &str| fs::read_to_string(chart.folder().join(file)).unwrap();
+    let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
+    rows(&read("values.yaml"), &schema)
 }
 
 #[test]
@@ -109,8 +111,7 @@ fn docs_values_pages_are_current() -> Result<(), String> {
         (OwnChart::Hub, "hub-values.md"),
         (OwnChart::Agent, "agent-values.md"),
     ] {
-        let text = fs::read_to_string(chart.folder().join("values.yaml")).unwrap();
-        let rows = rows(&text);
+        let rows = chart_rows(chart);
         assert!(rows.len() > 80, "{page}: {}", rows.len());
         check(page, &table(["Value", "Default", "Meaning"], &rows))?;
     }
@@ -118,7 +119,20 @@ fn docs_values_pages_are_current() -> Result<(), String> {
 }
 
 #[test]
-fn comment_above_value_describes_it() {
+fn every_chart_value_has_a_meaning() {
+    for chart in OwnChart::ALL {
+        let rows = chart_rows(chart);
+        let unexplained: Vec<&str> = rows
+            .iter()
+            .filter(|[_, _, meaning]| meaning.is_empty())
+            .map(|[path, _, _]| path.as_str())
+            .collect();
+        assert!(unexplained.is_empty(), "{}: {unexplained:?}", chart.name());
+    }
+}
+
+#[test]
+fn meaning_is_comment_or_else_description() {
     let text = "\
 # File.
 
@@ -132,14 +146,23 @@ one:
 resources:
   limits: {cpu: 1}
 other: []
+last: 0
 ";
+    let schema = json!({"properties": {
+        "one": {"properties": {
+            "two": {"description": "Second."},
+            "none": {"description": "Nothing."},
+        }},
+        "other": {"description": "Others"},
+    }});
     let cells = |row: [&str; 3]| row.map(str::to_owned);
     let expected = [
         cells(["`one`", "", "One and more."]),
         cells(["`one.two`", "`2`", "Two."]),
-        cells(["`one.none`", "`{}`", ""]),
+        cells(["`one.none`", "`{}`", "Nothing."]),
         cells(["`resources`", "`{\"limits\":{\"cpu\":1}}`", "Shared."]),
-        cells(["`other`", "`[]`", "See `resources`."]),
+        cells(["`other`", "`[]`", "Others."]),
+        cells(["`last`", "`0`", ""]),
     ];
-    assert_eq!(rows(text), expected);
+    assert_eq!(rows(text, &schema), expected);
 }
