@@ -132,6 +132,15 @@ impl ClusterState {
             reason::MEMBER_LEFT | reason::TENANT_GONE
         )
     }
+
+    /// Returns the last known state of a silent member, with unknown readiness.
+    #[must_use]
+    pub fn unreachable(&self, message: &str) -> Self {
+        Self {
+            ready: State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, message),
+            ..self.clone()
+        }
+    }
 }
 
 /// Kind of a condition of one member.

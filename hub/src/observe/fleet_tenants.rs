@@ -89,12 +89,12 @@ fn page(view: &FleetView, query: &TenantQuery<'_>) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::conditions::{State, Truth};
+    use krypton_types::conditions::{State, Truth, reason};
     use krypton_types::fleet_tenants::{FleetTenant, PAGE_MAX};
     use krypton_types::labels::Labels;
 
     use super::*;
-    use crate::members::tenant_reports::TenantReportChanges;
+    use crate::members::tenant_reports::{ReportState, TenantReportChanges};
 
     fn tenant(namespace: &str, truth: Truth) -> FleetTenant {
         FleetTenant {
@@ -141,6 +141,24 @@ mod tests {
         let last = |key: &TenantKey, _: &TenantReport| key.name == format!("{:05}", count - 1);
         let (wanted, next) = view.reports.page(None, None, last);
         assert_eq!((wanted.len(), next), (2, None));
+    }
+
+    #[test]
+    fn ready_tenant_of_lost_member_is_not_ready() {
+        let view = FleetView::default();
+        let FleetTenant { key, report, .. } = tenant("a", Truth::True);
+        let changes = TenantReportChanges::new([(key, Some(report))].into());
+        view.reports.apply("edge-1", changes);
+        let silent = ReportState::Silent("no answer".to_owned());
+        view.reports.set_report_state("edge-1", silent);
+        let query = TenantQuery::parse("notReady=true").unwrap();
+        let selects = |key: &TenantKey, report: &TenantReport| query.selects(key, report, false);
+        let (tenants, _) = view.reports.page(None, None, selects);
+        let ready = tenants
+            .first()
+            .map(|tenant| tenant.report.state.ready.clone());
+        let expected = State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, "no answer");
+        assert_eq!(ready, Some(expected));
     }
 
     #[test]

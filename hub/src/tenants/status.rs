@@ -388,12 +388,11 @@ fn role(
         reason::TENANT_GONE => MemberRole::Departed(last.clone()),
         // The member is back, unless the EdgeClusters are not known yet.
         reason::MEMBER_LEFT if in_fleet.is_none() => MemberRole::Departed(last.clone()),
-        reason::MEMBER_LEFT => MemberRole::Counted(unreachable(
-            last,
-            "back in the fleet; waiting for its report",
-        )),
+        reason::MEMBER_LEFT => {
+            MemberRole::Counted(last.unreachable("back in the fleet; waiting for its report"))
+        }
         _ if report_state == ReportState::Pending && in_grace => MemberRole::Counted(last.clone()),
-        _ => MemberRole::Counted(unreachable(last, why)),
+        _ => MemberRole::Counted(last.unreachable(why)),
     }
 }
 
@@ -467,12 +466,4 @@ fn resolved(
     };
     let unknown = || State::new(Truth::Unknown, reason::UNSPECIFIED, "not reconciled yet");
     Some(target.resolved.clone().unwrap_or_else(unknown))
-}
-
-/// Returns the last known state of a silent member, with unknown readiness.
-fn unreachable(last: &ClusterState, message: &str) -> ClusterState {
-    ClusterState {
-        ready: State::new(Truth::Unknown, reason::CLUSTER_UNREACHABLE, message),
-        ..last.clone()
-    }
 }

@@ -68,7 +68,8 @@ impl TenantReports {
         counts
     }
 
-    /// Returns at most [`PAGE_MAX`] of the matching reports after this position. Also returns the position of the last
+    /// Returns at most [`PAGE_MAX`] of the matching reports after this position. The Tenants of a silent member have
+    /// unknown readiness, as in the status of the home cluster's Tenants. Also returns the position of the last
     /// report that it has read, unless no report follows it.
     pub(crate) fn page(
         &self,
@@ -98,14 +99,19 @@ impl TenantReports {
                 }
                 read += 1;
                 last = Some((name, key));
-                if !matches(key, report) {
+                let mut report = Arc::clone(report);
+                if let ReportState::Silent(why) = &reports.report_state {
+                    let report = Arc::make_mut(&mut report);
+                    report.state = report.state.unreachable(why);
+                }
+                if !matches(key, &report) {
                     continue;
                 }
-                size += text_size(report);
+                size += text_size(&report);
                 tenants.push(FleetTenant {
                     member: name.to_string(),
                     key: TenantKey::clone(key),
-                    report: TenantReport::clone(report),
+                    report: Arc::unwrap_or_clone(report),
                 });
             }
         }
