@@ -188,6 +188,7 @@ async fn check_installation(
         let info = info.ok().flatten().map(|(_, info)| info);
         if let Some(info) = &info {
             lines.extend(findings::authority(&validities(&info.ca_pem), now));
+            lines.extend(findings::addresses(&info.addresses));
         }
         let hub_version = info.map(|info| info.version);
         lines.extend(hub_version.as_deref().map(findings::hub_version));

@@ -69,7 +69,7 @@ enum Command {
     /// Show the log filter of hub or agent, or change it temporarily
     LogLevel(log_level::LogLevel),
     /// Create KryptonDeployments from the CryptoEdgeDeployments of krypton-operator in all namespaces, or in --namespace.
-    /// Those stay unchanged
+    /// The CryptoEdgeDeployments stay unchanged
     Migrate(migrate::Migrate),
     /// Write one file for support, without secrets
     SupportBundle(support_bundle::SupportBundle),

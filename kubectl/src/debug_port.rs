@@ -119,7 +119,7 @@ impl DebugPort<'_> {
                 Err(error) => Err(self.no_response(&error.to_string())),
             },
             Self::Pod { port: None, .. } => Err(self.refused(&format!(
-                "is switched off: set {DEBUG_FLAG} to a loopback address, which takes a restart"
+                "is switched off: set {DEBUG_FLAG} to a loopback address and restart the process"
             ))),
             Self::Pod {
                 cluster,

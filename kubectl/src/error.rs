@@ -100,6 +100,9 @@ pub struct CallError {
     pub(crate) error: ApiError,
 }
 
+/// How rustls begins each reason to reject a server's certificate.
+const UNTRUSTED: &str = "invalid peer certificate";
+
 impl CallError {
     /// The API server's message, or the cause of the failure.
     pub(crate) fn reason(&self) -> String {
@@ -141,6 +144,10 @@ impl fmt::Display for CallError {
                 f,
                 "the cluster {context:?} has no {}: it is not a home cluster of Krypton, or its CRDs are not installed yet; choose another with --context or --kubeconfig, or install the CRDs",
                 self.plural
+            ),
+            None if reason.contains(UNTRUSTED) => write!(
+                f,
+                "the certificate of the cluster {context:?} is not trusted; correct certificate-authority-data in the kubeconfig ({reason})"
             ),
             None if self.is_unreachable() => write!(
                 f,

@@ -18,6 +18,8 @@ use crate::tool::Tool;
 
 include!(concat!(env!("OUT_DIR"), "/charts.rs"));
 
+/// Oldest Helm with all flags of [`ChartRelease::install`]: major and minor version.
+const MIN_HELM: (u32, u32) = (3, 14);
 /// Time for Helm to end after its own timeout.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -63,6 +65,42 @@ pub(crate) struct HelmArgs {
     pub(crate) timeout: Duration,
 }
 
+impl HelmArgs {
+    fn tool(&self) -> Tool<'_> {
+        Tool {
+            name: "Helm",
+            path: &self.helm,
+            remedy: "install Helm, or name it with --helm",
+        }
+    }
+
+    /// Fails if Helm cannot run or is too old. Contacts no cluster.
+    pub(crate) async fn check_version(&self) -> Result<(), KubectlError> {
+        let task = ("to print its version", "nothing was changed");
+        let version = self.tool().run(["version", "--short"], GRACE, task).await?;
+        let version = version.trim();
+        match parse_version(version) {
+            Some(found) if found < MIN_HELM => {
+                let (major, minor) = MIN_HELM;
+                Err(KubectlError::Failed(format!(
+                    "{} is Helm {version}, older than {major}.{minor}; install a newer Helm, or name it with --helm",
+                    self.helm.display()
+                )))
+            }
+            // A development version may have another form. Helm itself rejects a flag that it does not know.
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns the major and minor version in the output of `helm version --short`.
+fn parse_version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.trim_start_matches('v').split('.');
+    let major = parts.next()?.parse().ok()?;
+    let minor = parts.next()?.parse().ok()?;
+    Some((major, minor))
+}
+
 fn parse_timeout(text: &str) -> Result<Duration, &'static str> {
     let valid = parse_duration(text).filter(|timeout| !timeout.is_zero());
     valid.ok_or("write a duration, as 90s or 10m")
@@ -99,16 +137,19 @@ impl ChartRelease<'_> {
             .await
     }
 
-    /// Fails if Helm cannot run or the release does not exist.
-    pub(crate) async fn exists(&self) -> Result<(), KubectlError> {
-        let args = ["status", self.program.chart()].map(OsString::from);
-        self.run(args, &[]).await.map(drop)
-    }
-
-    /// Returns whether Helm has the release, in any state.
+    /// Returns whether Helm has the release, in any state except uninstalled.
     pub(crate) async fn is_installed(&self) -> Result<bool, KubectlError> {
         let filter = format!("^{}$", self.program.chart());
-        let args = ["list", "--short", "--filter", filter.as_str()].map(OsString::from);
+        let args = ["list", "--short", "--filter", filter.as_str()];
+        // By default, Helm 3 omits a release whose first installation was interrupted. Helm 4 has no flag --all.
+        let states = [
+            "--deployed",
+            "--failed",
+            "--pending",
+            "--superseded",
+            "--uninstalling",
+        ];
+        let args = args.into_iter().chain(states).map(OsString::from);
         let names = self.run(args, &[]).await?;
         Ok(names.lines().any(|name| name == self.program.chart()))
     }
@@ -141,15 +182,11 @@ impl ChartRelease<'_> {
         if let Some(user) = &self.cluster.as_user {
             args.extend([OsString::from("--kube-as-user"), user.into()]);
         }
-        let helm = Tool {
-            name: "Helm",
-            path: &self.helm.helm,
-            remedy: "install Helm, or name it with --helm",
-        };
         let chart = self.program.chart();
         let task = format!("for {chart} in the namespace {}", self.namespace);
         let next_step = format!("'helm history {chart}' shows the state of the release");
         let deadline = self.helm.timeout + GRACE;
+        let helm = self.helm.tool();
         helm.run(args, deadline, (&task, &next_step)).await
     }
 }
@@ -184,6 +221,26 @@ mod tests {
             };
             let error = release.uninstall().await.unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn version_of_helm_is_compared_with_oldest() {
+        for (text, is_too_old) in [
+            ("v3.13.9+gabcdef0", true),
+            ("v2.17.0", true),
+            ("v3.14.0+gabcdef0", false),
+            ("v3.20.1", false),
+            ("v4.0.0", false),
+            ("v4.2+unreleased", false),
+            ("", false),
+        ] {
+            let version = parse_version(text);
+            assert_eq!(
+                version.is_some_and(|it| it < MIN_HELM),
+                is_too_old,
+                "{text}"
+            );
         }
     }
 

@@ -1,7 +1,7 @@
 //! Connects to the cluster of the user's kubeconfig, usually the home cluster.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -247,11 +247,16 @@ impl Target<'_> {
             request_timeout,
             ..
         } = &self.args;
-        let source = LocalSource {
-            flag: kubeconfig.clone(),
-            kubeconfig_variable: kubeconfig_variable(self.env),
-            user_file: default_kubeconfig(self.env),
-        };
+        let source = local_source(kubeconfig.as_deref(), self.env);
+        if let Some(context) = context
+            && source.flag.is_none()
+            && source.kubeconfig_variable.is_empty()
+        {
+            // The account of a pod has no contexts.
+            return Err(KubectlError::usage(format_args!(
+                "there is no kubeconfig with the context {context:?}; set --kubeconfig or KUBECONFIG"
+            )));
+        }
         let lookup = Box::pin(local(&source, context.as_deref(), Config::incluster));
         let mut located = lookup.await.map_err(KubectlError::Kubeconfig)?;
         if as_user.is_some() {
@@ -287,6 +292,18 @@ pub(crate) fn contexts(env: Env<'_>) -> Vec<String> {
     contexts.map(|context| context.name).collect()
 }
 
+/// Returns the kubeconfig of the user, which precedes the account of this pod, as for kubectl and Helm.
+fn local_source(flag: Option<&Path>, env: Env<'_>) -> LocalSource {
+    let kubeconfig_variable = kubeconfig_variable(env);
+    let user_file =
+        default_kubeconfig(env).filter(|path| kubeconfig_variable.is_empty() && path.is_file());
+    LocalSource {
+        flag: flag.map(Path::to_owned).or(user_file),
+        kubeconfig_variable,
+        user_file: None,
+    }
+}
+
 fn kubeconfig_variable(env: Env<'_>) -> Vec<PathBuf> {
     let list = env("KUBECONFIG").unwrap_or_default();
     let paths = std::env::split_paths(&list);
@@ -302,6 +319,25 @@ fn default_kubeconfig(env: Env<'_>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kubeconfig_of_user_precedes_account_of_pod() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join(".kube");
+        let flag = |variable: &str| {
+            let env = |name: &str| match name {
+                "HOME" => home.path().to_str().map(str::to_owned),
+                "KUBECONFIG" => Some(variable.to_owned()),
+                _ => None,
+            };
+            local_source(None, &env).flag
+        };
+        assert_eq!(flag(""), None);
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("config"), "").unwrap();
+        assert_eq!(flag(""), Some(folder.join("config")));
+        assert_eq!(flag("/another"), None);
+    }
 
     #[test]
     fn request_timeout_accepts_seconds_and_durations() {

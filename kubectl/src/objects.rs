@@ -158,14 +158,15 @@ impl<K: Clone + fmt::Debug + DeserializeOwned> Objects<K> {
         Ok(objects)
     }
 
-    /// Reads the object every `interval` until `check` returns a result. Returns `None` after the deadline.
+    /// Reads the object every `interval` until `check` returns a result. Returns `None` after the deadline. Like
+    /// [`poll_patiently`], it retries a failed read.
     pub(crate) async fn wait_for<T>(
         &self,
         name: &str,
         times: (Duration, Duration),
         mut check: impl FnMut(Option<K>) -> Result<Option<T>, KubectlError>,
     ) -> Result<Option<T>, KubectlError> {
-        poll(times, async || check(self.find(name).await?)).await
+        poll_patiently(times, async || check(self.find(name).await?)).await
     }
 
     /// Deletes the object if it still has this UID.
@@ -277,6 +278,45 @@ pub(crate) async fn poll<T>(
     };
     let result = tokio::time::timeout(deadline, polling).await;
     result.unwrap_or(Ok(None))
+}
+
+/// Like [`poll`], but retries a request that failed because the API server did not respond or was overloaded. After the
+/// deadline, returns that failure if it was the latest result.
+pub(crate) async fn poll_patiently<T>(
+    times: (Duration, Duration),
+    mut check: impl AsyncFnMut() -> Result<Option<T>, KubectlError>,
+) -> Result<Option<T>, KubectlError> {
+    let mut failure = None;
+    let attempt = async || match check().await {
+        Err(error) if is_transient(&error) => {
+            failure = Some(error);
+            Ok(None)
+        }
+        result => {
+            failure = None;
+            result
+        }
+    };
+    let result = poll(times, attempt).await?;
+    match (result, failure) {
+        (None, Some(error)) => Err(error),
+        (result, _) => Ok(result),
+    }
+}
+
+/// Returns whether the same request can succeed later.
+fn is_transient(error: &KubectlError) -> bool {
+    let KubectlError::Call(call) = error else {
+        return false;
+    };
+    match (&call.error, call.error.code()) {
+        (_, Some(code)) => code == 429 || code >= 500,
+        (ApiError::Timeout { .. }, None) => true,
+        (ApiError::Failed { source, .. }, None) => matches!(
+            **source,
+            kube::Error::HyperError(_) | kube::Error::Service(_)
+        ),
+    }
 }
 
 /// Returns a condition of the object's status.

@@ -6,6 +6,8 @@ mod get;
 mod join;
 mod rotate_ca;
 mod support_bundle;
+mod uninstall;
+mod wait;
 
 use std::collections::VecDeque;
 use std::ffi::OsString;

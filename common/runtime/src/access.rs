@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use http::header::USER_AGENT;
 use http::{HeaderValue, Request, Response, StatusCode};
+use krypton_types::error_chain::chain;
 use kube::client::{Body, ClientBuilder, DynBody};
 use kube::{Client, Config};
 use tokio::sync::Notify;
@@ -108,10 +109,10 @@ fn with_client_defaults(mut config: Config, user_agent: &'static str) -> Config 
     config
 }
 
-/// Returns the API server's error message. kube's own text repeats the whole response.
+/// Returns the API server's error message, or the error with its causes. kube's own text repeats the whole response.
 pub fn api_error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
-        other => other.to_string(),
+        other => chain(other),
     }
 }

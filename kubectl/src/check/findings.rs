@@ -41,6 +41,8 @@ const CLOCK_REMEDY: &str =
     "synchronize both clocks, as the validity of tokens and certificates depends on them";
 const EXPIRED_AUTHORITY_REMEDY: &str =
     "delete Secret krypton-hub-ca and restart the hub for a new CA; each agent must join again";
+const ADDRESS_REMEDY: &str =
+    "if clusters join through an agent, set advertise in the values of the hub's chart";
 const MEMBER_REMEDY: &str = "add one: kubectl krypton join NAME";
 const TENANTS_REMEDY: &str = "list them with kubectl krypton get tenants --fleet --not-ready";
 
@@ -53,6 +55,7 @@ const RESTART_DOCS: &str = "reference/runbook.md#kryptonhubrestarts";
 const RIGHTS_DOCS: &str = "reference/rbac.md#hub-only";
 const AUTHORITY_DOCS: &str = "how-to/rotate-ca.md";
 const EXPIRED_AUTHORITY_DOCS: &str = "how-to/rotate-ca.md#replace-an-expired-ca";
+const ADDRESS_DOCS: &str = "how-to/install.md#install-the-hub";
 const VERSION_SKEW_DOCS: &str = "how-to/upgrade.md#version-skew";
 const MEMBER_DOCS: &str = "how-to/clusters.md#join-a-cluster-through-an-agent";
 const TENANTS_DOCS: &str = "reference/runbook.md#kryptontenantsfailing";
@@ -365,6 +368,13 @@ pub(super) fn authority(roots: &[Validity], now: Timestamp) -> Option<Line> {
             line.with_docs(EXPIRED_AUTHORITY_DOCS)
         }
     })
+}
+
+/// `addresses`: those that the hub advertises to agents. Returns a line only if there is none.
+pub(super) fn addresses(addresses: &[String]) -> Option<Line> {
+    let text = "the hub advertises no address, so kubectl krypton join needs --address";
+    let line = Line::new(Mark::Note, text, ADDRESS_REMEDY).with_docs(ADDRESS_DOCS);
+    addresses.is_empty().then_some(line)
 }
 
 pub(super) fn hub_version(version: &str) -> Line {

@@ -31,7 +31,7 @@ pub(crate) async fn run(
         name: args.name,
     };
     let secrets = cluster.namespaced::<Secret>(&key.namespace);
-    let params = ListParams::default().labels(&format!("owner=helm,name={}", key.name));
+    let params = ListParams::default().labels(&releases::secrets_selector(&key.name));
     let release_secrets = secrets.list(params).await?.into_iter();
     let mut revisions: Vec<(Revision, Secret)> = release_secrets
         .filter_map(|secret| Some((Revision::from_metadata(&secret.metadata)?.1, secret)))

@@ -15,6 +15,7 @@ use crate::render::{CommandOutput, text_at};
 pub(crate) struct Change {
     #[arg(value_parser = Kind::singular(&Kind::ALL))]
     kind: Kind,
+    /// Name of the object; repeatable
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 }
@@ -23,6 +24,7 @@ pub(crate) struct Change {
 pub(crate) struct Resync {
     #[arg(value_parser = Kind::singular(&[Kind::Tenant, Kind::Deployment]))]
     kind: Kind,
+    /// Name of the object; repeatable
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
 }

@@ -71,6 +71,10 @@ impl Get {
             return Err(KubectlError::usage(reason));
         }
         if self.fleet {
+            if self.kind != Kind::Tenant {
+                let reason = "--fleet lists only Tenants: kubectl krypton get tenants --fleet";
+                return Err(KubectlError::usage(reason));
+            }
             self.fleet_selector()?;
         }
         Ok(())
@@ -170,10 +174,6 @@ async fn fleet_output(
     home: &Connection,
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
-    if get.kind != Kind::Tenant {
-        let reason = "--fleet lists only Tenants: kubectl krypton get tenants --fleet";
-        return Err(KubectlError::Refused(reason.to_owned()));
-    }
     let filter = TenantFilter {
         member: get.on.as_deref(),
         namespace: target.args.namespace.as_deref(),
@@ -184,6 +184,11 @@ async fn fleet_output(
     let hub_namespace = target.args.hub_namespace.as_deref();
     let reading = fleet_tenants::read(home, hub_namespace, get.debug_address, &filter);
     let read = Box::pin(reading).await?;
+    if let (Some(name), []) = (&get.name, read.tenants.as_slice()) {
+        return Err(KubectlError::NotFound(format!(
+            "no member that you selected reports a Tenant {name:?}; 'kubectl krypton get tenants --fleet' lists all"
+        )));
+    }
     let mut output = fleet::fleet_output(&read.tenants, get.output.as_ref(), get.view(now))?;
     if read.is_cut_off {
         output.stderr += &format!(

@@ -35,6 +35,7 @@ pub(crate) struct Install {
 pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<CommandOutput, KubectlError> {
     let namespace = args.program.named_namespace(&target.args)?;
     check::ensure_installable(&target.connect().await?, args.program).await?;
+    args.helm.check_version().await?;
     let release = ChartRelease {
         program: args.program,
         namespace: namespace.unwrap_or(args.program.default_namespace()),

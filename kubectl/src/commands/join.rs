@@ -83,6 +83,8 @@ pub(crate) async fn run(
     let edge = edge.map(|context| target.with_context(context));
     if let Some(edge) = &edge {
         ensure_installable(&edge.connect().await?, Program::Agent).await?;
+        // Before the command replaces the EdgeCluster or creates a token.
+        join.helm.check_version().await?;
     }
     let replaced = match join.replace {
         true => Some(ReplacedMember::read(&home, &join.name).await?),

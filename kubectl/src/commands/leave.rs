@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use krypton_crds::edge_cluster::{DeletionPolicy, EdgeClusterSpec};
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_types::names::{ORPHAN_ANNOTATION, SELF_CLUSTER, UNINSTALL_FINALIZER};
@@ -21,14 +21,15 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const FINALIZER_DEADLINE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("releases").required(true)))]
 pub(crate) struct Leave {
     /// Name of the cluster in the fleet
     name: String,
     /// Keep all releases on the cluster
-    #[arg(long, required_unless_present = "uninstall")]
+    #[arg(long, group = "releases")]
     orphan: bool,
     /// First uninstall all releases on the cluster. The hub waits for a cluster that is unreachable
-    #[arg(long, conflicts_with = "orphan")]
+    #[arg(long, group = "releases")]
     uninstall: bool,
     /// Wait until the EdgeCluster is deleted, at most for this time
     #[arg(long, value_name = "DURATION", num_args = 0..=1, default_missing_value = "10m", value_parser = parse_wait)]

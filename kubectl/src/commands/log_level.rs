@@ -16,8 +16,9 @@ use crate::running_pods;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LogLevel {
-    /// The program. --hub-namespace names the namespace of the hub's pods, --namespace that of the agent's. By default,
-    /// they are in krypton-system, else krypton, else that of the context
+    /// Program whose filter to show or change. --hub-namespace names the namespace of the hub's pods, --namespace that of
+    /// the agent's. By default, they are in krypton-system, else krypton, else that of the context
+    #[arg(value_name = "PROGRAM")]
     of: Program,
     /// New filter: error, warn, info, debug, trace or off, or one of them for each target, as in
     /// info,krypton_reconciler::run_loop=debug. Without it, the command shows the current filter

@@ -15,7 +15,7 @@ use tempfile::NamedTempFile;
 
 use crate::check::ensure_installable;
 use crate::error::KubectlError;
-use crate::helm::{ChartRelease, HelmArgs};
+use crate::helm::{CHART_REGISTRY, ChartRelease, HelmArgs};
 use crate::home::{Connection, Target, TargetArgs};
 use crate::kind::Kind;
 use crate::objects::{Objects, Scope, condition};
@@ -69,10 +69,10 @@ pub(crate) struct Quickstart {
 }
 
 impl Quickstart {
-    /// Fails unless the user names where the hub's image is.
+    /// Fails unless the chart or the user names where the hub's image is.
     fn require_image(&self) -> Result<(), KubectlError> {
         let is_named = self.values.iter().any(|value| value.starts_with("image."));
-        match is_named || !self.load_images.is_empty() {
+        match is_named || !self.load_images.is_empty() || CHART_REGISTRY.is_some() {
             true => Ok(()),
             false => Err(KubectlError::usage(
                 "the default registry has no image of the hub; load one from this machine with --load-image IMAGE, or name a registry with --set image.registry=REGISTRY",
@@ -222,10 +222,15 @@ pub(crate) async fn run(
         step: String::new(),
     };
     let name = &args.name;
-    if cluster.exists().await? {
+    let exists = cluster.exists().await?;
+    if !exists {
+        args.require_image()?;
+    }
+    // The creation of a cluster takes minutes.
+    args.helm.check_version().await?;
+    if exists {
         progress.begin(format!("using the kind cluster {name}"))?;
     } else {
-        args.require_image()?;
         progress.begin(format!("creating the kind cluster {name}"))?;
         cluster.create().await?;
     }
@@ -381,26 +386,35 @@ mod tests {
         quickstart: Quickstart,
     }
 
-    /// A folder with a program `kind` that records its arguments and runs these cases of a shell.
+    /// A folder with a program `kind` that records its arguments and runs these cases of a shell, and with a program
+    /// `helm` that only prints its version.
     struct StubKind(TempDir);
 
     impl StubKind {
         fn new(cases: &str) -> Self {
             let folder = TempDir::new().unwrap();
-            let path = folder.path().join("kind");
             let script = format!(
-                "#!/bin/sh\ncd '{}'\necho \"$*\" >>calls\ncase \"$1 $2\" in\n{cases}\nesac\n",
+                "cd '{}'\necho \"$*\" >>calls\ncase \"$1 $2\" in\n{cases}\nesac\n",
                 folder.path().display()
             );
-            fs::write(&path, script).unwrap();
-            fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-            Self(folder)
+            let stub = Self(folder);
+            stub.write_program("kind", &script);
+            stub.write_program("helm", "echo v3.14.0+g0");
+            stub
         }
 
-        /// Runs the command with this program. Returns its output or error, and all that it printed before.
+        fn write_program(&self, name: &str, script: &str) {
+            let path = self.0.path().join(name);
+            fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        }
+
+        /// Runs the command with these programs. Returns its output or error, and all that it printed before.
         async fn quickstart(&self, args: &[&str]) -> (Result<CommandOutput, String>, String) {
-            let kind = self.0.path().join("kind").display().to_string();
-            run_command(&[args, &["--kind", kind.as_str()]].concat()).await
+            let path = |name: &str| self.0.path().join(name).display().to_string();
+            let (kind, helm) = (path("kind"), path("helm"));
+            let flags = ["--kind", kind.as_str(), "--helm", helm.as_str()];
+            run_command(&[args, &flags].concat()).await
         }
 
         /// The arguments of each run.
@@ -433,6 +447,20 @@ mod tests {
         let error = result.unwrap_err();
         let expected =
             "kind failed to list its clusters; check that Docker runs: ERROR: Cannot connect";
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(
+            (kind.calls(), out.as_str()),
+            (vec!["get clusters".to_owned()], "")
+        );
+    }
+
+    #[tokio::test]
+    async fn no_cluster_is_created_without_current_helm() {
+        let kind = StubKind::new("");
+        kind.write_program("helm", "echo v3.13.9+g0");
+        let (result, out) = kind.quickstart(&["--load-image=hub:1"]).await;
+        let error = result.unwrap_err();
+        let expected = "is Helm v3.13.9+g0, older than 3.14; install a newer Helm";
         assert!(error.contains(expected), "{error}");
         assert_eq!(
             (kind.calls(), out.as_str()),

@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use clap::Args;
 use k8s_openapi::api::apps::v1::Deployment;
-use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
 use krypton_types::join_info::NAME as JOIN_CONFIG_MAP;
-use krypton_types::names::{CHART_CONFIG_MAP, EPOCH_CONFIG_MAP, MEMBERS_CONFIG_MAP};
+use krypton_types::join_token::NAME_PREFIX as JOIN_TOKEN_PREFIX;
+use krypton_types::names::{
+    CA_SECRET, CHART_CONFIG_MAP, EPOCH_CONFIG_MAP, HUB_LEASE, MEMBERS_CONFIG_MAP,
+};
 use kube::api::{DynamicObject, ListParams};
 use kube::core::ApiResource;
 use serde_json::{Value, json};
@@ -15,19 +18,21 @@ use crate::error::KubectlError;
 use crate::helm::{ChartRelease, HelmArgs};
 use crate::home::{Connection, Target};
 use crate::kind::Kind;
-use crate::objects::{Objects, Scope, poll};
+use crate::objects::{Objects, Scope, poll_patiently};
 use crate::program::{Program, pods_of};
-use crate::render::CommandOutput;
+use crate::render::{CommandOutput, text_at};
 use crate::statement::docs_url;
 
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Label with the name of the release.
+const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
 /// How to remove what stays.
 pub(crate) const RELEASES_DOCS: &str = "how-to/uninstall.md#uninstall-the-releases-too";
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Uninstall {
-    /// The program to uninstall. Its namespace is by default krypton for the hub (--hub-namespace), and krypton-system for
-    /// the agent (--namespace). Tenants, their releases and the CRDs stay
+    /// The program to uninstall. Without --hub-namespace (hub) or --namespace (agent), the command searches krypton,
+    /// krypton-system and the namespace of the context. Tenants, their releases and the CRDs stay
     program: Program,
     #[command(flatten)]
     helm: HelmArgs,
@@ -38,22 +43,24 @@ pub(crate) async fn run(
     target: &Target<'_>,
 ) -> Result<CommandOutput, KubectlError> {
     let program = args.program;
-    let namespace = program.named_namespace(&target.args)?;
-    let namespace = namespace.unwrap_or(program.default_namespace());
+    let named = program.named_namespace(&target.args)?;
     let cluster = target.connect().await?;
+    let namespace = find_release(&args, named, target, &cluster).await?;
+    let namespace = namespace.as_str();
     let release = ChartRelease {
         program,
         namespace,
         cluster: &target.args,
         helm: &args.helm,
     };
-    release.exists().await?;
     let pods = ProgramPods::new(&cluster, namespace, program);
-    let replicas = pods.stop(args.helm.timeout).await?;
+    let stopped = pods.stop(args.helm.timeout).await?;
     let output = match release.uninstall().await {
         Ok(output) => output,
         Err(error) => {
-            pods.set_replicas(replicas).await?;
+            if let Some((deployment, replicas)) = &stopped {
+                pods.set_replicas(deployment, *replicas).await?;
+            }
             return Err(error);
         }
     };
@@ -67,7 +74,38 @@ pub(crate) async fn run(
     })
 }
 
-/// The pods of the program's Deployment.
+/// Returns the namespace of the release: the one that the user named, or the first of the usual ones that has it.
+async fn find_release(
+    args: &Uninstall,
+    named: Option<&str>,
+    target: &Target<'_>,
+    cluster: &Connection,
+) -> Result<String, KubectlError> {
+    let program = args.program;
+    let mut namespaces = cluster.hub_namespaces(named);
+    // The default one comes first, because the user may have no rights in the others.
+    namespaces.sort_by_key(|namespace| namespace.as_str() != program.default_namespace());
+    for namespace in &namespaces {
+        let release = ChartRelease {
+            program,
+            namespace,
+            cluster: &target.args,
+            helm: &args.helm,
+        };
+        if release.is_installed().await? {
+            return Ok(namespace.clone());
+        }
+    }
+    Err(KubectlError::NotFound(format!(
+        "there is no Helm release {} in the namespace {} on the cluster {:?}; name its namespace with {}, or its cluster with --context or --kubeconfig",
+        program.container(),
+        namespaces.join(" or "),
+        cluster.context,
+        program.namespace_flag()
+    )))
+}
+
+/// The pods of the release's Deployment.
 struct ProgramPods<'a> {
     cluster: &'a Connection,
     deployments: Objects<DynamicObject>,
@@ -86,36 +124,52 @@ impl<'a> ProgramPods<'a> {
         }
     }
 
+    /// Returns the name of the Deployment, which depends on the values. `None` for a release with
+    /// `installMode.crdsRbacOnly`, or if the Deployment was deleted.
+    async fn deployment(&self) -> Result<Option<String>, KubectlError> {
+        let label = format!("{INSTANCE_LABEL}={}", self.program.container());
+        let deployments = self.deployments.list_selected(None, Some(&label)).await?;
+        let mut names = deployments
+            .iter()
+            .filter_map(|deployment| text_at(deployment, "/metadata/name"));
+        Ok(names.next())
+    }
+
     /// Sets the number of pods. Returns the earlier one.
-    async fn set_replicas(&self, replicas: i64) -> Result<i64, KubectlError> {
+    async fn set_replicas(&self, deployment: &str, replicas: i64) -> Result<i64, KubectlError> {
         let decide = |deployment: &DynamicObject| {
             let previous = deployment.data.pointer("/spec/replicas");
             let patch = json!({"spec": {"replicas": replicas}});
             (Some(patch), previous.and_then(Value::as_i64).unwrap_or(1))
         };
-        let name = self.program.container();
-        let (_, previous) = self.deployments.change(name, decide).await?;
+        let (_, previous) = self.deployments.change(deployment, decide).await?;
         Ok(previous)
     }
 
     /// Ends all pods while they still have their rights: an agent lets Helm finish, and both release their Lease.
-    /// Returns the earlier number of pods, which remains if they do not end.
-    async fn stop(&self, deadline: Duration) -> Result<i64, KubectlError> {
-        let previous = self.set_replicas(0).await?;
+    /// Returns the Deployment and its earlier number of pods, which remains if they do not end. `None` without a
+    /// Deployment.
+    async fn stop(&self, deadline: Duration) -> Result<Option<(String, i64)>, KubectlError> {
+        let Some(deployment) = self.deployment().await? else {
+            return Ok(None);
+        };
+        let previous = self.set_replicas(&deployment, 0).await?;
         let check = async || {
             let pods = pods_of(self.cluster, self.namespace, self.program).await?;
             Ok(pods.is_empty().then_some(()))
         };
-        if poll((INTERVAL, deadline), check).await?.is_none() {
-            self.set_replicas(previous).await?;
-            return Err(KubectlError::NoResponse(format!(
+        let error = match poll_patiently((INTERVAL, deadline), check).await {
+            Ok(Some(())) => return Ok(Some((deployment, previous))),
+            Ok(None) => KubectlError::NoResponse(format!(
                 "the pods of the {} in the namespace {} did not end within {} s; they run again, and nothing was uninstalled",
                 self.program.name(),
                 self.namespace,
                 deadline.as_secs()
-            )));
-        }
-        Ok(previous)
+            )),
+            Err(error) => error,
+        };
+        self.set_replicas(&deployment, previous).await?;
+        Err(error)
     }
 }
 
@@ -139,9 +193,10 @@ fn remaining_note(program: Program, namespace: &str, context: &str, objects: &[S
     };
     let secret_note = match program {
         Program::Hub => format!(
-            "- Secret {namespace}/krypton-hub-ca, which all agents trust: a new hub in this namespace uses it again\n\
-             - the hub's records in ConfigMaps of the namespace {namespace}: {CHART_CONFIG_MAP}, {EPOCH_CONFIG_MAP}, \
-             {JOIN_CONFIG_MAP} and {MEMBERS_CONFIG_MAP}"
+            "- Secret {namespace}/{CA_SECRET}, which all agents trust: a new hub in this namespace uses it again\n\
+             - the hub's other records in the namespace {namespace}: ConfigMaps {CHART_CONFIG_MAP}, {EPOCH_CONFIG_MAP}, \
+             {JOIN_CONFIG_MAP} and {MEMBERS_CONFIG_MAP}, Lease {HUB_LEASE}, Secret krypton-hub-values-salt, and Secrets \
+             {JOIN_TOKEN_PREFIX}… of join tokens"
         ),
         Program::Agent => format!(
             "- Secret {namespace}/krypton-agent-identity: a new agent in this namespace is the same member of the fleet, until you run 'kubectl krypton leave' on the home cluster"
@@ -152,9 +207,11 @@ fn remaining_note(program: Program, namespace: &str, context: &str, objects: &[S
         other => format!("the namespaces {other} and"),
     };
     format!(
-        "These stay on the cluster {context:?}:\n- the CRDs{objects}\n- the Helm releases of all Tenants\n\
+        "These stay on the cluster {context:?}:\n- the CRDs{objects}\n\
+         - the Helm releases of all Tenants, and their namespaces\n\
          - {namespaces} {SYSTEM_NAMESPACE}, with the records of this cluster as a member: Secret krypton-desired-state, \
-         and Secrets krypton-release-… of the releases\n{secret_note}\n\
+         its owner ConfigMap krypton-root-owner, Lease {LEASE_NAME}, Secrets krypton-release-… of the releases, and \
+         Secrets krypton-tenant-backup-… after a deletion of the Tenant CRD\n{secret_note}\n\
          To remove them too, see {}\n",
         docs_url(RELEASES_DOCS)
     )
@@ -162,7 +219,37 @@ fn remaining_note(program: Program, namespace: &str, context: &str, objects: &[S
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    /// Names in the first column of the table below this heading of the page about objects.
+    fn documented_names(heading: &str) -> Vec<String> {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/objects.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let lines = page.lines().skip_while(|line| *line != heading).skip(1);
+        let rows = lines.take_while(|line| !line.starts_with("## "));
+        let cells = rows.filter_map(|row| row.strip_prefix("| ")?.split(" | ").next());
+        let names = cells.filter_map(|cell| cell.split('`').nth(1));
+        names.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_documented_object_is_listed() {
+        let hub = remaining_note(Program::Hub, "krypton", "home", &[]);
+        let agent = remaining_note(Program::Agent, "krypton-system", "edge-1", &[]);
+        let of_hub = documented_names("## Home cluster, in the hub's namespace");
+        let of_member = documented_names("## Every member, in `krypton-system`");
+        assert!(of_hub.len() >= 8 && of_member.len() >= 6);
+        for name in of_hub {
+            assert!(hub.contains(&name), "{name}: {hub}");
+        }
+        for name in of_member {
+            assert!(agent.contains(&name), "{name}: {agent}");
+            let is_only_with_agent = name == "krypton-agent-identity";
+            assert!(is_only_with_agent || hub.contains(&name), "{name}: {hub}");
+        }
+    }
 
     #[test]
     fn remaining_objects_are_listed_for_each_program() {
@@ -171,7 +258,7 @@ mod tests {
             "- the CRDs with 2 tenants\n",
             "- the namespaces krypton and krypton-system, with",
             "Secret krypton/krypton-hub-ca",
-            "namespace krypton: krypton-hub-chart, krypton-hub-epoch",
+            "namespace krypton: ConfigMaps krypton-hub-chart, krypton-hub-epoch",
         ] {
             assert!(text.contains(kept), "{kept}: {text}");
         }

@@ -149,7 +149,12 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
     let partly_known = ["ban", "edge-1", "edge-9"];
     expect_exit(&partly_known, ExitCode::Failed, "edge-1 banned").await;
     expect_exit(&["pause", "planet", "x"], ExitCode::Usage, "planet").await;
-    expect_exit(&["leave", "edge-1"], ExitCode::Usage, "--orphan").await;
+    expect_exit(
+        &["leave", "edge-1"],
+        ExitCode::Usage,
+        "<--orphan|--uninstall>",
+    )
+    .await;
     let itself = ["leave", "self-cluster", "--orphan"];
     expect_exit(&itself, ExitCode::Refused, "--self-cluster=false").await;
     expect_exit(&["join", "edge-1"], ExitCode::NotFound, "krypton-hub-join").await;

@@ -297,6 +297,15 @@ fn signing_root_of_ca_is_judged() {
     assert_eq!(authority(&[], now()), None);
 }
 
+#[test]
+fn hub_without_address_gets_a_warning() {
+    assert_eq!(addresses(&["hub:7443".to_owned()]), None);
+    let output = to_text(&[addresses(&[]).unwrap()]);
+    let expected = "! the hub advertises no address, so kubectl krypton join needs --address\n";
+    assert!(output.starts_with(expected), "{output}");
+    assert!(output.contains("set advertise"), "{output}");
+}
+
 fn cluster(name: &str, spec: Value, connected: &str, more: Value) -> Value {
     let condition = json!({
         "type": "Connected", "status": connected, "reason": "AgentAway", "message": "no contact",
@@ -424,6 +433,7 @@ fn lines_link_existing_headings() {
         RIGHTS_DOCS,
         AUTHORITY_DOCS,
         EXPIRED_AUTHORITY_DOCS,
+        ADDRESS_DOCS,
         VERSION_SKEW_DOCS,
         MEMBER_DOCS,
         TENANTS_DOCS,

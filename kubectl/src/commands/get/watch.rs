@@ -53,14 +53,24 @@ pub(crate) async fn run(
         .boxed();
     let (mut printed, mut initial) = (PrintedVersions::default(), Vec::new());
     let mut widths = Widths::default();
+    let (mut is_listed, mut is_failing) = (false, false);
     loop {
         let event = match events.try_next().await {
             Ok(Some(event)) => event,
             Ok(None) => return Ok(()),
-            Err(error) => match permanent_error(error, &objects) {
-                Some(error) => return Err(error),
-                None => continue,
-            },
+            Err(error) => {
+                let Some((error, is_permanent)) = watch_error(error, &objects) else {
+                    continue;
+                };
+                if is_permanent || !is_listed {
+                    return Err(error);
+                }
+                if !is_failing {
+                    eprintln!("{error}; retrying");
+                    is_failing = true;
+                }
+                continue;
+            }
         };
         let objects_to_print = match event {
             Event::Init => {
@@ -73,7 +83,10 @@ pub(crate) async fn run(
                 }
                 continue;
             }
-            Event::InitDone => std::mem::take(&mut initial),
+            Event::InitDone => {
+                is_listed = true;
+                std::mem::take(&mut initial)
+            }
             Event::Apply(object) if printed.is_new(&object) => vec![object],
             Event::Apply(_) => continue,
             // The last state of a deleted object, as kubectl shows it.
@@ -82,6 +95,7 @@ pub(crate) async fn run(
                 vec![object]
             }
         };
+        is_failing = false;
         let text = format_changes(get, &objects, objects_to_print, &mut widths)?;
         if !print_now(out, &text)? {
             return Ok(());
@@ -89,11 +103,12 @@ pub(crate) async fn run(
     }
 }
 
-/// Returns the error if retrying cannot help: a missing permission or kind does not appear, but an API server recovers.
-fn permanent_error(
+/// Returns the error, and whether retrying cannot help: a missing permission or kind does not appear, but an API server
+/// recovers. Returns `None` for the end of a watch, which is no failure.
+fn watch_error(
     error: watcher::Error,
     objects: &Objects<DynamicObject>,
-) -> Option<KubectlError> {
+) -> Option<(KubectlError, bool)> {
     let (verb, source) = match error {
         watcher::Error::InitialListFailed(source) => ("list", source),
         watcher::Error::WatchStartFailed(source) | watcher::Error::WatchFailed(source) => {
@@ -104,7 +119,8 @@ fn permanent_error(
     let attempt = objects.attempt(verb, "").into();
     let source = Box::new(source);
     let error = ApiError::Failed { attempt, source };
-    matches!(error.code(), Some(401 | 403 | 404)).then(|| objects.call_error(verb, "", error))
+    let is_permanent = matches!(error.code(), Some(400 | 401 | 403 | 404));
+    Some((objects.call_error(verb, "", error), is_permanent))
 }
 
 /// Formats changed objects as rows of one continuing table, or as documents.
