@@ -43,7 +43,7 @@ beside_tools = { $(1); } >/dev/null & tools=$$!; trap "kill $$tools 2>/dev/null 
 # Prefer the pinned Helm if it is built.
 with_tools = PATH="$$(hack/tools/tools.sh dir)/bin:$$PATH"
 
-.PHONY: help build man demo test test-programs placed members fuzz check format fmt tidy tools images e2e-kind bench shipped soak sim nightly release-dry-run deny console lint-console run run-pid stop clean rust
+.PHONY: help build man demo test test-programs placed members fuzz check format fmt tidy tools images e2e-kind bench shipped soak sim nightly release-dry-run deny run run-pid stop clean rust
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -130,12 +130,6 @@ release-dry-run: rust ## Build all files of a release into target/release-dry-ru
 deny: rust ## Check licenses, sources and banned crates
 	"$$(hack/tools/cargo-tool.sh cargo-deny 0.20.2)" --workspace check bans licenses sources
 	@echo "deny: no advisories were looked at: their database is on GitHub; with a way to it, run 'cargo deny check advisories'"
-
-console: rust ## Build hub and agent for tokio-console, into target/console/debug
-	RUSTFLAGS='--cfg tokio_unstable' cargo build $(CARGO_FLAGS) --target-dir $(target)/console --features krypton-hub/console -p krypton-hub -p krypton-agent --bins
-
-lint-console: rust
-	hack/deps-cache.sh in console cargo clippy $(CARGO_FLAGS) -p krypton-runtime --features console -- -D warnings
 
 run: rust ## Run the hub in the foreground (ARGS='--namespace krypton ...')
 	$(binaries) $(debug)

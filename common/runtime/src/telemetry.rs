@@ -123,7 +123,7 @@ pub type ExtraLayer = Box<dyn Layer<Registry> + Send + Sync>;
 pub fn init(
     format: LogFormat,
     default_filter: &str,
-    extra_layers: Vec<ExtraLayer>,
+    traces: Option<ExtraLayer>,
 ) -> Result<Log, LogInitError> {
     let variable = std::env::var(VARIABLE).ok();
     let (text, targets) = filter(variable.as_deref(), default_filter)?;
@@ -146,7 +146,7 @@ pub fn init(
             .boxed(),
     };
     let mut layers = vec![lines];
-    layers.extend(extra_layers);
+    layers.extend(traces);
     tracing_subscriber::registry()
         .with(layers)
         .try_init()
@@ -215,9 +215,9 @@ mod tests {
 
     #[test]
     fn second_telemetry_setup_is_rejected() {
-        assert!(init(LogFormat::Json, DEFAULT_FILTER, Vec::new()).is_ok());
+        assert!(init(LogFormat::Json, DEFAULT_FILTER, None).is_ok());
         assert!(matches!(
-            init(LogFormat::Text, DEFAULT_FILTER, Vec::new()),
+            init(LogFormat::Text, DEFAULT_FILTER, None),
             Err(LogInitError::AlreadySet(_))
         ));
     }

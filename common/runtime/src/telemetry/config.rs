@@ -1,6 +1,6 @@
-//! Configuration of a process's telemetry: logs, optional traces and the optional tokio-console.
+//! Configuration of a process's telemetry: logs and optional traces.
 
-use crate::telemetry::{self, ExtraLayer, Log, LogFormat, LogInitError};
+use crate::telemetry::{self, Log, LogFormat, LogInitError};
 
 use crate::telemetry::traces::{OtlpEndpoint, Traces, TracesError};
 
@@ -37,25 +37,11 @@ impl TelemetryConfig<'_> {
             .map(|endpoint| Traces::start(endpoint, self.program, self.replica))
             .transpose()?;
         let (traces, layer) = traces_and_layer.flatten().unzip();
-        let extra_layers: Vec<ExtraLayer> = layer.into_iter().chain(console()).collect();
-        let log = telemetry::init(self.format, self.filter, extra_layers)?;
+        let log = telemetry::init(self.format, self.filter, layer)?;
         log.process.set("program", self.program);
         if let Some(replica) = self.replica {
             log.process.set("replica", replica);
         }
         Ok((log, traces))
     }
-}
-
-/// Starts the layer for tokio-console, on loopback (`TOKIO_CONSOLE_BIND`).
-#[cfg(feature = "console")]
-fn console() -> Option<ExtraLayer> {
-    use tracing_subscriber::Layer as _;
-    let console = console_subscriber::ConsoleLayer::builder().with_default_env();
-    Some(console.spawn().boxed())
-}
-
-#[cfg(not(feature = "console"))]
-fn console() -> Option<ExtraLayer> {
-    None
 }

@@ -32,7 +32,7 @@ use tracing_subscriber::filter::{LevelFilter, filter_fn};
 
 /// Exported spans: work that ends. The other spans belong to sessions and reconcilers and last as long as
 /// these.
-const EXPORTED_SPANS: [&str; 5] = ["chart", "helm", "home", "placing", "work"];
+const EXPORTED_SPANS: [&str; 5] = ["chart", "helm", "home", "placement", "work"];
 
 /// Name of the outcome attribute, and its value on success.
 const OUTCOME: (&str, &str) = ("outcome", "ok");
