@@ -178,6 +178,52 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
     Ok(())
 }
 
+/// Returns the reasons of events that the code contains as text.
+fn event_reasons(code: &str) -> Vec<&str> {
+    let calls = [
+        "ObjectEvent::normal(",
+        "ObjectEvent::warning(",
+        "add(false, ",
+        "add(true, ",
+    ];
+    calls
+        .into_iter()
+        .flat_map(|call| code.split(call).skip(1))
+        .filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next())
+        .collect()
+}
+
+#[test]
+fn every_event_is_documented() -> TestResult {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = fs::read_to_string(root.join("docs/reference/reasons.md"))?;
+    let documented: BTreeSet<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
+        .collect();
+    let mut files = Vec::new();
+    for folder in ["common/reconciler/src", "hub/src"] {
+        find_sources(&root.join(folder), &mut files)?;
+    }
+    let mut reasons = BTreeSet::new();
+    for file in files {
+        let text = fs::read_to_string(file)?;
+        let (code, _) = text
+            .split_once("#[cfg(test)]")
+            .unwrap_or((text.as_str(), ""));
+        reasons.extend(event_reasons(code).into_iter().map(str::to_owned));
+    }
+    for reason in &reasons {
+        assert!(
+            documented.contains(reason.as_str()),
+            "no row for event {reason}"
+        );
+    }
+    assert!(reasons.len() > 35, "{}", reasons.len());
+    Ok(())
+}
+
 #[test]
 fn every_original_bug_has_row_with_test() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/contributing/original-bugs.md");
@@ -211,6 +257,24 @@ fn migration_guide_lists_every_original_example() {
     }
 }
 
+/// Returns the folder of a crate's sources, or `None` if the name is not a crate of the product.
+fn sources_of(crate_name: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folder = match crate_name {
+        "types" | "runtime" | "helm" | "reconciler" => root.join("common").join(crate_name),
+        "crds" | "proto" | "agent" | "hub" | "kubectl" => root.join(crate_name),
+        _ => return None,
+    };
+    Some(folder.join("src"))
+}
+
+/// Returns whether the program lacks the module, which only tests compile.
+fn is_test_module(sources: &Path, module: &str) -> TestResult<bool> {
+    let (parent, name) = module.rsplit_once("::").unwrap_or(("lib", module));
+    let declarations = fs::read_to_string(sources.join(parent.replace("::", "/") + ".rs"))?;
+    Ok(declarations.contains(&format!("#[cfg(test)]\nmod {name};")))
+}
+
 #[test]
 fn architecture_names_existing_modules_and_tests() -> TestResult {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -227,12 +291,10 @@ fn architecture_names_existing_modules_and_tests() -> TestResult {
         let Some((crate_name, module)) = path.split_once("::") else {
             continue;
         };
-        let folder = match crate_name {
-            "types" | "runtime" | "helm" | "reconciler" => root.join("common").join(crate_name),
-            "crds" | "proto" | "agent" | "hub" | "kubectl" => root.join(crate_name),
-            _ => continue,
+        let Some(sources) = sources_of(crate_name) else {
+            continue;
         };
-        let file = folder.join("src").join(module.replace("::", "/") + ".rs");
+        let file = sources.join(module.replace("::", "/") + ".rs");
         assert!(file.is_file(), "{path}: no {}", file.display());
         modules += 1;
     }
@@ -240,7 +302,18 @@ fn architecture_names_existing_modules_and_tests() -> TestResult {
     let (_, guarantees) = page.split_once("## Guarantees").unwrap();
     let mut tests = 0;
     for row in guarantees.lines().filter(|line| line.starts_with("| ")) {
-        let last = row.rsplit_once(" | ").unwrap().1;
+        let (code, last) = row.rsplit_once(" | ").unwrap();
+        for path in quoted(code) {
+            let Some((crate_name, module)) = path.split_once("::") else {
+                continue;
+            };
+            if let Some(sources) = sources_of(crate_name) {
+                assert!(
+                    !is_test_module(&sources, module)?,
+                    "{row}: {path} is a test"
+                );
+            }
+        }
         for name in quoted(last).iter().filter(|name| is_name(name)) {
             let file = root.join("tests/tests/e2e").join(format!("{name}.rs"));
             assert!(file.is_file(), "{row}: no {}", file.display());
@@ -251,12 +324,16 @@ fn architecture_names_existing_modules_and_tests() -> TestResult {
     Ok(())
 }
 
+/// Users read the pages of the charts elsewhere, too, so these link to files by this address.
+const REPOSITORY: &str = "https://github.com/openkcm/krypton/blob/main/";
+
 /// Returns the targets of the page's links, except those to other sites.
 fn links(page: &str) -> Vec<&str> {
     let prose = page.split("```").step_by(2);
     let after = prose.flat_map(|text| text.split("](").skip(1));
     let targets = after.filter_map(|rest| Some(rest.split_once(')')?.0));
-    targets.filter(|target| !target.contains(':')).collect()
+    let is_own = |target: &&str| target.starts_with(REPOSITORY) || !target.contains(':');
+    targets.filter(is_own).collect()
 }
 
 /// Returns the anchors of the page's headings.
@@ -282,9 +359,10 @@ fn links_in_pages_lead_to_existing_headings() {
         let text = fs::read_to_string(&source).unwrap();
         for link in links(&text) {
             let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let target = match path {
-                "" => source.clone(),
-                path => source.parent().unwrap().join(path),
+            let target = match (path.strip_prefix(REPOSITORY), path) {
+                (Some(path), _) => root.join(path),
+                (None, "") => source.clone(),
+                (None, path) => source.parent().unwrap().join(path),
             };
             assert!(target.exists(), "{page}: no {link}");
             if !anchor.is_empty() {

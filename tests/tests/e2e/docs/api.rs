@@ -137,15 +137,18 @@ fn part(kind: &str) -> String {
             .collect::<Vec<_>>()
             .join(", ")
     };
+    let wide_columns = match columns(true) {
+        wide if wide.is_empty() => wide,
+        wide => format!(". With `-o wide` also: {wide}"),
+    };
     let mut part = format!(
-        "{}\n\n- API version: `{}/{}`\n- Short name: `{}`\n- Scope: {}\n- Columns: {}. With `-o wide` also: {}\n",
+        "{}\n\n- API version: `{}/{}`\n- Short name: `{}`\n- Scope: {}\n- Columns: {}{wide_columns}\n",
         text(schema, "description"),
         text(&crd["spec"], "group"),
         text(version, "name"),
         names["shortNames"][0].as_str().unwrap_or_default(),
         text(&crd["spec"], "scope"),
         columns(false),
-        columns(true),
     );
     for name in ["spec", "status"] {
         let schema = &schema["properties"][name];
