@@ -2,14 +2,16 @@
 # Builds the files of a release. `make release-dry-run` runs all steps, and the release workflow the single ones.
 #
 #   release.sh                    check, programs, plugin $RELEASE_TARGETS, package
-#   release.sh check              compare the versions of Cargo.toml, the charts and RELEASE_TAG
+#   release.sh check              compare the versions of Cargo.toml, the charts and RELEASE_TAG, and check REGISTRY
 #   release.sh programs           build Krypton's programs and Helm for this machine, static; needs Linux
 #   release.sh plugin TARGET...   build kubectl-krypton for other systems, named as Rust's targets
-#   release.sh images             build the images for this machine's architecture with docker (REGISTRY)
+#   release.sh images             build the images for this machine's architecture with docker
 #   release.sh package            create archives, charts, SBOM, krew manifest and checksums from the programs; needs Linux
 #
 #   RELEASE_DIR   folder for all results (default: release-dry-run in cargo's target folder)
-#   RELEASE_TAG   the tag of the release. With it, the plug-in for every system must be there
+#   RELEASE_TAG   the tag of the release. With it, REGISTRY and the plug-in for every system must be there
+#   REGISTRY      host and path of the images, such as registry.example.org/krypton. It becomes the default of
+#                 image.registry in the charts, and in those that the plug-in contains (default: none)
 #   RELEASE_URL   address of the repository with the release (default: the home of the charts)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,13 +22,18 @@ absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 built=$(absolute "${CARGO_TARGET_DIR:-target}")
 dir=$(absolute "${RELEASE_DIR:-$built/release-dry-run}")
 assets=$dir/assets work=$dir/work
+registry=${REGISTRY:-}
+registry=${registry%/}
+# kubectl/build.rs reads it.
+unset KRYPTON_REGISTRY
+[ -z "$registry" ] || export KRYPTON_REGISTRY=$registry
 
 fail() { echo "release: $*" >&2; exit 1; }
 step() { echo "release: $* (after $SECONDS s)" >&2; }
 
-# ---------------------------------------------------------------- versions
+# ---------------------------------------------------------------- versions and registry
 
-# The programs and the images have the version of Cargo.toml.
+# The programs and the images have the version of Cargo.toml. The charts of a release name their images.
 check() {
   local chart field value
   [ -n "$version" ] || fail "Cargo.toml has no version"
@@ -38,8 +45,12 @@ check() {
   done
   if [ -n "${RELEASE_TAG:-}" ]; then
     [ "$RELEASE_TAG" = "v$version" ] || fail "the tag is $RELEASE_TAG, and the version of Cargo.toml is $version"
+    [ -n "$registry" ] || fail "REGISTRY is empty; set it to the host and path of the images, such as registry.example.org/krypton"
   fi
-  step "version $version"
+  case $registry in
+    *[!A-Za-z0-9.:/_-]*) fail "REGISTRY is '$registry'; set it to a host and a path, such as registry.example.org/krypton" ;;
+  esac
+  step "version $version${registry:+, images in $registry}"
 }
 
 # ---------------------------------------------------------------- programs
@@ -149,10 +160,19 @@ archive() {
     --mode=u+rwX,go+rX,go-w $(LC_ALL=C ls "$folder") | gzip -n -9 >"$assets/$(archive_name "$1")"
 }
 
+# set_registry FILE: sets image.registry in the values of a chart, as kubectl/build.rs does for the plug-in.
+set_registry() {
+  sed -i "/^image:\$/,/^[a-zA-Z]/s|^  registry: \"\"\$|  registry: \"$registry\"|" "$1"
+  grep -qxF "  registry: \"$registry\"" "$1" || fail "${1#"$work"/} has no empty image.registry"
+}
+
 package_charts() {
   local chart
   mkdir -p "$work/charts"
   cp -R charts/*/ "$work/charts/"
+  if [ -n "$registry" ]; then
+    for chart in "$work"/charts/*/; do set_registry "${chart}values.yaml"; done
+  fi
   # Helm puts these times into the package.
   find "$work/charts" -exec touch --no-dereference --date="@$epoch" {} +
   for chart in "$work"/charts/*/; do

@@ -348,18 +348,31 @@ fn charts_carry_identical_crds_and_shared_templates() {
 }
 
 #[tokio::test]
-async fn release_requires_one_version_everywhere() {
+async fn release_requires_one_version_and_registry() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/release.sh");
     let own = concat!("v", env!("CARGO_PKG_VERSION"));
-    for (tag, is_accepted) in [("", true), (own, true), ("v0.0.0", false)] {
+    let registry = "registry.example.org:5000/krypton";
+    for (tag, registry, expected_error) in [
+        ("", "", None),
+        ("", registry, None),
+        (own, registry, None),
+        (own, "", Some("REGISTRY is empty")),
+        (own, "registry.example.org/a b", Some("REGISTRY is '")),
+        ("v0.0.0", registry, Some("the tag is v0.0.0")),
+    ] {
         let check = Invocation::new("bash")
             .args([script, "check"])
             .env("PATH", "/usr/bin:/bin")
-            .env("RELEASE_TAG", tag);
+            .env("RELEASE_TAG", tag)
+            .env("REGISTRY", registry);
         let error = check.output(HELM_DEADLINE).await.err();
         let error = error.map(|error| format!("{error:#}"));
-        assert_eq!(error.is_none(), is_accepted, "{tag}: {error:?}");
-        assert!(error.is_none_or(|error| error.contains(tag)), "{tag}");
+        let is_expected = match (&error, expected_error) {
+            (None, None) => true,
+            (Some(error), Some(expected)) => error.contains(expected),
+            _ => false,
+        };
+        assert!(is_expected, "{tag} {registry}: {error:?}");
     }
 }
 
@@ -472,6 +485,16 @@ async fn helm_test_of_agent_needs_no_rights() -> TestResult {
         };
         let selected = [&agent_pod, &test_pod].map(is_selected);
         assert_eq!(selected, [true, false], "{case}");
+    }
+    let long_name = format!("--set=fullnameOverride={}", "a".repeat(63));
+    let long_name = [long_name.as_str()];
+    let rendered = helm.template(OwnChart::Agent, &long_name).await?;
+    for hook in split_test_hooks(&rendered).0 {
+        let name = text(&hook, "/metadata/name");
+        assert!(name.len() <= 63, "{name}");
+        if text(&hook, "/kind") == "Service" {
+            assert!(rendered.contains(&format!("\"{name}:8080\"")), "{name}");
+        }
     }
     let no_metrics = ["--set=metrics.enabled=false"];
     let rendered = helm.template(OwnChart::Agent, &no_metrics).await?;
