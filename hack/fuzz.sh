@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
 command -v c++ >/dev/null || { echo "fuzz: no C++ compiler found (c++), which libFuzzer needs: install g++ or clang" >&2; exit 1; }
 
-# The dependencies are those of the other debug programs. Ours need some optimization.
+# The dependencies have the same settings as in other debug programs. Our crates need some optimization.
 optimized=()
 for crate in helm proto reconciler types; do optimized+=(--config "profile.dev.package.krypton-$crate.opt-level=1"); done
 RUSTC_WORKSPACE_WRAPPER=$PWD/hack/fuzz-rustc.sh cargo build --locked --workspace --bin fuzz --features simulation,krypton-fuzz/libfuzzer "${optimized[@]}"

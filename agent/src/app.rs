@@ -396,7 +396,7 @@ impl LocalCluster {
         let cluster_config = local(&flags.local(env), context, Config::incluster).await?;
         let account = flags.helm_account(namespace);
         let kubeconfig = helm_kubeconfig(private, &cluster_config.config, account.as_ref())?;
-        let message = "making the cluster's client failed";
+        let message = "failed to create a client of the cluster";
         let helm_client = impersonating_config(&cluster_config.config, account.as_ref());
         let helm_client = helm_client.map(|config| new_client(config, USER_AGENT));
         let helm_client = helm_client.transpose().context(message)?;

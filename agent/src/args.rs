@@ -19,7 +19,13 @@ use krypton_runtime::telemetry::traces::OtlpEndpoint;
 use krypton_runtime::telemetry::{DEFAULT_FILTER, LogFormat};
 use krypton_types::desired::handling::{HISTORY, Remediation};
 
-use crate::credentials::join::BundleSources;
+/// Sources of the join bundle, in order of precedence.
+#[derive(Clone, Debug)]
+pub struct BundleSources {
+    pub file: Option<PathBuf>,
+    pub secret: String,
+    pub namespace: String,
+}
 
 /// Installs one Helm chart at one version for every Tenant of its cluster, as the hub specifies
 ///

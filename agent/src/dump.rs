@@ -39,18 +39,18 @@ pub struct Dump {
     now: Timestamp,
     /// `None` before the agent has joined.
     member: Option<String>,
-    certificate_ends: Option<Timestamp>,
+    certificate_expiry: Option<Timestamp>,
     session: SessionDump,
     /// Newest known desired state, from the hub or from storage.
-    wanted: Option<DesiredStateDump>,
+    desired: Option<DesiredStateDump>,
     /// Last reported desired state that the agent acts on.
     applied: Option<AppliedDump>,
-    reports_unsent: usize,
+    unsent_reports: usize,
     helm: HelmDump,
     charts: Vec<CachedChartDump>,
     /// Number of waiting Tenants and KryptonDeployments, by queue.
     waiting: BTreeMap<&'static str, i64>,
-    /// Result of the query to the reconciler: told, notJoined, nothingWanted, busy or ended.
+    /// Result of the query to the reconciler: reported, notJoined, noDesiredState, busy or ended.
     reconciling: &'static str,
     reconciler: Option<ReconcilerDump>,
 }
@@ -61,7 +61,7 @@ struct SessionDump {
     up: bool,
     /// Seconds since the last change of `up`.
     for_seconds: Option<u64>,
-    heard_before_seconds: Option<u64>,
+    seconds_since_message: Option<u64>,
     hub: Option<String>,
     hub_version: Option<String>,
     number: Option<u64>,
@@ -75,7 +75,7 @@ struct DesiredStateDump {
     digest: String,
     chart: ChartDump,
     paused: bool,
-    retire: bool,
+    decommission: bool,
     deployments: usize,
     placed: usize,
 }
@@ -141,7 +141,7 @@ impl AgentView {
     fn no_reconciler_reason(&self) -> Option<&'static str> {
         match (self.joined.get(), &self.desired.get()) {
             (None, _) => Some("notJoined"),
-            (Some(_), None) => Some("nothingWanted"),
+            (Some(_), None) => Some("noDesiredState"),
             (Some(_), Some(_)) => None,
         }
     }
@@ -162,14 +162,14 @@ impl AgentView {
             started: self.started,
             now: clock::wall(),
             member: joined.map(|(name, _)| name.clone()),
-            certificate_ends: (expiry != Timestamp::UNIX_EPOCH).then_some(expiry),
+            certificate_expiry: (expiry != Timestamp::UNIX_EPOCH).then_some(expiry),
             session: SessionDump::new(&self.contact.get(), now),
-            wanted: desired.as_deref().map(DesiredStateDump::new),
+            desired: desired.as_deref().map(DesiredStateDump::new),
             applied: applied.map(|(version, digest)| AppliedDump {
                 version: version.to_string(),
                 digest,
             }),
-            reports_unsent: self.report_store.unsent_count(),
+            unsent_reports: self.report_store.unsent_count(),
             helm: HelmDump::new(helm, now),
             charts: joined.map_or_else(Vec::new, |(_, charts)| {
                 CachedChartDump::all(charts.cache_state(), now)
@@ -193,7 +193,7 @@ impl SessionDump {
         Self {
             up: contact.up,
             for_seconds: contact.since.map(ago),
-            heard_before_seconds: contact.last_message.map(ago),
+            seconds_since_message: contact.last_message.map(ago),
             hub: contact.address.clone(),
             hub_version: contact.hub_version.clone(),
             number: contact.session,
@@ -209,7 +209,7 @@ impl DesiredStateDump {
             digest: desired.digest(),
             chart: ChartDump::new(&chart.repo, &chart.name, &chart.version),
             paused: desired.paused,
-            retire: desired.retire,
+            decommission: desired.retire,
             deployments: desired.deployments.len(),
             placed: desired.placed.len(),
         }

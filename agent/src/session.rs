@@ -23,13 +23,14 @@ use krypton_runtime::newest::NewestSeen as _;
 use krypton_types::desired::{DesiredState, Version};
 use krypton_types::error_chain::chain;
 use krypton_types::root_digest::RootDigest;
+use krypton_types::text::truncated;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
-use crate::session::connect::{Connection, Dialer};
+use crate::session::connect::{Connection, Dialer, status_message};
 use reconnect::ReconnectBackoff;
 use report_queue::ReportQueue;
 
@@ -41,6 +42,9 @@ const OUTGOING_CAPACITY: usize = 2;
 const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(60);
 /// Milliseconds between two heartbeats that the hub can request.
 const HEARTBEAT: std::ops::RangeInclusive<u32> = 1_000..=60_000;
+/// Longest version of a hub, and longest reason for a drain, in bytes.
+const VERSION_MAX: usize = 64;
+const REASON_MAX: usize = 200;
 /// Number of distinct errors that the agent logs above debug level.
 const LOGGED_ERRORS_MAX: usize = 16;
 
@@ -86,7 +90,7 @@ pub struct Contact {
 
 impl Contact {
     fn record_welcome(&mut self, address: &str, welcome: &Welcome, now: BootTime) {
-        let version = welcome.hub_version.chars().take(64).collect();
+        let version = truncated(welcome.hub_version.clone(), VERSION_MAX);
         // A session that directly follows another one continues the uptime.
         let since = self.since.filter(|_| self.up).unwrap_or(now);
         *self = Self {
@@ -282,7 +286,7 @@ impl Session {
             return Err(SessionError::Protocol {
                 address,
                 protocol: welcome.protocol,
-                hub: welcome.hub_version.chars().take(64).collect(),
+                hub: truncated(welcome.hub_version, VERSION_MAX),
             });
         }
         Ok(OpenStream {
@@ -431,7 +435,7 @@ impl Session {
             }
             Some(hub_message::Kind::Drain(drain)) => {
                 return Some(SessionEnd::Drain {
-                    reason: drain.reason.chars().take(200).collect(),
+                    reason: truncated(drain.reason, REASON_MAX),
                     pause: Duration::from_millis(drain.reconnect_after_millis.into()),
                 });
             }
@@ -503,7 +507,7 @@ fn error_from_status(connection: &Connection, status: &Status) -> SessionError {
         return SessionError::Dial(rejection);
     }
     let address = connection.address().to_owned();
-    let message: String = status.message().chars().take(500).collect();
+    let message = status_message(status);
     match status.code() {
         Code::PermissionDenied | Code::FailedPrecondition | Code::Unauthenticated => {
             SessionError::Refused { address, message }
@@ -548,14 +552,9 @@ impl LoggedErrors {
     fn check_clocks(&mut self, clock_ahead: i64) {
         let differ = clock_ahead.unsigned_abs() > CLOCK_DIFFERENCE_MAX.as_secs();
         if differ && !self.clocks_differ {
-            let side = if clock_ahead > 0 {
-                "ahead of"
-            } else {
-                "behind"
-            };
             tracing::warn!(
-                "this machine's clock is {} s {side} the hub's; set it right, since certificates are valid by the clock",
-                clock_ahead.unsigned_abs()
+                seconds_ahead = clock_ahead,
+                "the clock differs from the hub's; correct it"
             );
         }
         self.clocks_differ = differ;

@@ -272,7 +272,7 @@ async fn reach_home(
     tracing::info!(context = %home.context_name, namespace = %settings.namespace,
         chart = %settings.chart.name, version = %settings.chart.version, "hub starts");
     for note in &settings.notes {
-        tracing::warn!("{note}");
+        tracing::warn!(%note, "check the settings");
     }
     Ok(Some((home, client)))
 }
@@ -651,6 +651,6 @@ fn raise_open_files_limit() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, soft = ?limit.current, "failed to raise the limit of open files; a large fleet may need more");
+        tracing::warn!(%error, soft = ?limit.current, "failed to raise the limit of open files");
     }
 }

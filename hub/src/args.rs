@@ -25,6 +25,7 @@ use krypton_types::desired::handling::{HISTORY, Handling, Remediation, WaitPolic
 use krypton_types::desired::lockdown::Lockdown;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::kubeconfig::Policy;
+use krypton_types::names;
 use reqwest::Url;
 
 use crate::chart::values::ValuesSource;
@@ -34,6 +35,9 @@ pub use krypton_runtime::access::{LocalSource, service_account_namespace};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Duration of the Lease without a renewal. After the leader is killed, another hub takes over after this time and
+/// one more poll. The duration exceeds an API server outage of half a second many times over.
+pub const LEASE_DURATION: Duration = Duration::from_secs(5);
 /// The next leader takes over this long after a hub was killed. It limits the duration of the Lease.
 const LEASE_DURATION_MAX: Duration = MINUTE;
 const HELM_RUNS_MAX: usize = 64;
@@ -199,7 +203,7 @@ pub struct Settings {
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = up_to_a_day(), help_heading = "Chart")]
     drift_interval: Duration,
 
-    /// Place a Tenant of the home cluster on the member that its clusterRef names, and delete it there with the one at home. Otherwise, you create such a Tenant on the member, and the home cluster only shows it
+    /// Place a Tenant of the home cluster on the member that its clusterRef names, and delete the copy when you delete the Tenant. Without this flag, you create such a Tenant on the member, and the home cluster only shows it
     #[arg(long, help_heading = "Tenants")]
     pub place_tenants: bool,
     /// Restrict Tenants and KryptonDeployments to their own namespace and those created for them. They can use only Secrets with the label, and can't hand over objects through their own annotations
@@ -234,7 +238,7 @@ pub struct Settings {
     #[arg(long, value_name = "URL", value_parser = collector, help_heading = "Process")]
     otlp_endpoint: Option<OtlpEndpoint>,
     /// Time for which the leader's Lease is valid without a renewal, 5s to 60s. A fifth of it is the deadline of each call. Use a longer time if the API server of the home cluster is slow
-    #[arg(long = "leader-lease-duration", value_name = "DURATION", default_value = "5s", value_parser = duration(crate::leader::LEASE_DURATION..=LEASE_DURATION_MAX, "a duration from 5s to 60s"), help_heading = "Process")]
+    #[arg(long = "leader-lease-duration", value_name = "DURATION", default_value = "5s", value_parser = duration(LEASE_DURATION..=LEASE_DURATION_MAX, "a duration from 5s to 60s"), help_heading = "Process")]
     pub lead: Duration,
     /// No effect: one of several hubs is always the leader. Accepted because the manifest of the Go operator passes it
     #[arg(long, help_heading = "Process")]
@@ -316,10 +320,10 @@ pub struct Discovery {
     #[arg(long = "kubeconfig-paths", value_name = "LIST", default_value = "", value_parser = parsers::list::<_, List<PathBuf>>(|path| Ok(path.into())))]
     pub paths: List<PathBuf>,
     /// Label key of kubeconfig Secrets. The label's value must be "true"
-    #[arg(long = "kubeconfig-label", value_name = "LABEL", default_value = "sigs.k8s.io/multicluster-runtime-kubeconfig", value_parser = parsers::label_key)]
+    #[arg(long = "kubeconfig-label", value_name = "LABEL", default_value = names::DISCOVERY_LABEL, value_parser = parsers::label_key)]
     pub label: String,
     /// Key of the kubeconfig in those Secrets
-    #[arg(long = "kubeconfig-key", value_name = "KEY", default_value = "kubeconfig", value_parser = parsers::data_key)]
+    #[arg(long = "kubeconfig-key", value_name = "KEY", default_value = names::KUBECONFIG_KEY, value_parser = parsers::data_key)]
     pub key: String,
 }
 

@@ -124,7 +124,7 @@ impl Authority {
                     tracing::info!(
                         secret = %format_args!("{namespace}/{CA_SECRET}"),
                         trust_domain = new.trust_domain,
-                        "created the hub's CA; keep a backup of this Secret"
+                        "created the hub's CA; back up this Secret"
                     );
                     return new.authority();
                 }
@@ -174,7 +174,7 @@ impl Authority {
             return Err("the first certificate of its ca.crt is not a CA");
         }
         if certificate.public_key().raw != key.subject_public_key_info() {
-            return Err("its ca.key is not of the first certificate of its ca.crt");
+            return Err("its ca.key does not match the first certificate of its ca.crt");
         }
         let not_after = Timestamp::from_second(certificate.validity().not_after.timestamp())
             .map_err(|_| invalid_certificate)?;

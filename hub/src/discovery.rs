@@ -24,6 +24,7 @@ use jiff::Timestamp;
 use krypton_crds::edge_cluster::SourceRef;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::watchdog::Watchdog;
+use krypton_types::conditions::reason;
 use krypton_types::kubeconfig::SanitizedKubeconfig;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -141,6 +142,12 @@ pub struct Source {
 }
 
 impl Source {
+    /// Returns why a listed source has no access yet. Such a source is neither a member with an error nor gone.
+    fn pending(&self) -> Option<&Unresolved> {
+        let problem = self.access.as_ref().err();
+        problem.filter(|problem| problem.reason == reason::STARTING)
+    }
+
     /// Returns the requested member name with the prefix of the provider.
     fn requested_name(&self, prefix: &str) -> String {
         match self.is_renamed {
@@ -283,15 +290,13 @@ impl Departures {
         }
         for (origin, source) in previous {
             // It is unknown whether a source that the provider hasn't read yet existed.
-            if membership::pending(source).is_some() {
+            if source.pending().is_some() {
                 continue;
             }
             match current.get(origin) {
                 None => drop(departures.insert(origin.clone(), false)),
                 // An object that was deleted and recreated is a different source.
-                Some(current)
-                    if current.uid != source.uid && membership::pending(current).is_none() =>
-                {
+                Some(current) if current.uid != source.uid && current.pending().is_none() => {
                     departures.insert(origin.clone(), true);
                 }
                 Some(_) => {}
@@ -437,7 +442,7 @@ async fn run_provider(
         tracing::error!(
             provider = name,
             panicked = result.is_err(),
-            "discovery has ended; its members stay as they are until the hub restarts"
+            "discovery stopped; members stay unchanged until a restart"
         );
         all.send_modify(|all| all.0[index].listing.closed = true);
     }

@@ -39,8 +39,8 @@ use tokio_util::sync::CancellationToken;
 use crate::chart::values::ValuesProblem;
 use crate::discovery::Sources;
 use crate::leader::Leader;
+use crate::members::tenant_reports::TenantReports;
 use crate::proxy::Shared;
-use crate::tenants::TenantReports;
 
 pub use acceptance::AcceptedNamespaces;
 use controller::{FleetController, Pass};

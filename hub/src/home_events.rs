@@ -141,7 +141,7 @@ impl HomeEvents {
     #[must_use]
     pub fn try_record_normal(&self, event: MemberEvent) -> bool {
         self.try_record(false, event, |event| {
-            tracing::info!(member = %event.member, reason = event.reason, "{}", event.message);
+            tracing::info!(member = %event.member, reason = event.reason, note = %event.message, "recorded event");
         })
     }
 
@@ -170,8 +170,8 @@ impl HomeEvents {
             namespace = object.namespace,
             name = object.name,
             reason = event.reason,
-            "{}",
-            event.message
+            note = %event.message,
+            "recorded event"
         );
         self.recorder.record_event(object, event);
     }

@@ -26,13 +26,10 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
 use tonic::Status;
 
+use crate::args::LEASE_DURATION;
 use election::{ElectionInput, ElectionState};
 pub use election::{LeaderState, LeaderTerm};
 use home_writer::{EpochCheck, check_epoch};
-
-/// Duration of the Lease without a renewal. After the leader is killed, another hub takes over after this time and
-/// one more poll. The duration exceeds an API server outage of half a second many times over.
-pub const LEASE_DURATION: Duration = Duration::from_secs(5);
 
 /// On shutdown, the hub waits this long for its writes before it releases the Lease. Writes that are still in
 /// flight are safe because they carry the resource versions they were based on.
@@ -392,14 +389,14 @@ impl LeaderElection {
                     LeaderState::Leading(_) => {
                         tracing::warn!(
                             epoch = leader_term.epoch,
-                            "a member has a later epoch; the home cluster was restored, or another hub acted"
+                            "took a new epoch after a member's claim"
                         );
                     }
                     _ => {
                         tracing::info!(
                             epoch = leader_term.epoch,
-                            former = leader_term.previous_leader,
-                            "this hub leads"
+                            previous = leader_term.previous_leader,
+                            "became leader"
                         );
                     }
                 }
@@ -408,7 +405,7 @@ impl LeaderElection {
             LeaderState::Unconfirmed(leader_term) => {
                 tracing::warn!(
                     led_for_s = now.since(leader_term.since).as_secs(),
-                    "the Lease was not renewed in time: nothing is written until it is"
+                    "Lease not renewed in time; writes are suspended"
                 );
                 Some(
                     "home cluster does not respond; writing nothing, serving agents for now"

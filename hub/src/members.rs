@@ -14,7 +14,7 @@ pub mod observation;
 pub mod placement_orders;
 pub mod remote_orders;
 mod report_set;
-pub(crate) mod tenant_reports;
+pub mod tenant_reports;
 pub(crate) mod tenant_summary;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,7 @@ use crate::members::deployment_orders::DeploymentOrders;
 use crate::members::member::{Member, MemberSnapshot, reject};
 use crate::members::observation::{ClusterUids, MemberObservation};
 use crate::members::placement_orders::PlacementOrders;
-use crate::tenants::TenantReports;
+use crate::members::tenant_reports::TenantReports;
 
 /// Message for an agent of a deleted EdgeCluster.
 pub const GONE: &str = "its EdgeCluster is gone; run 'kubectl krypton join' again";

@@ -291,8 +291,9 @@ fn set_resolved(name: &str, shared: &Shared, state: State) {
 
 fn report_unanswered(name: &str, shared: &Shared, in_use: bool, problem: String) {
     if in_use {
-        let message =
-            format!("the last good client stays in use, as the new one is not answered: {problem}");
+        let message = format!(
+            "no response to the new kubeconfig, so the last good one stays in use: {problem}"
+        );
         let state = State::new(Truth::False, reason::CLUSTER_STALE, message);
         set_resolved(name, shared, state);
     } else {

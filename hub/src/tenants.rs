@@ -9,10 +9,6 @@ mod simulation;
 mod status;
 mod summary;
 
-pub use crate::members::tenant_reports::{
-    PhaseCounts, ReportState, TENANTS_MAX, Target, Targets, TenantReportChanges, TenantReports,
-    UninstallCounts,
-};
 pub use controller::run;
 pub use simulation::HomeSimulation;
 pub use status::TenantSettings;

@@ -41,8 +41,8 @@ use krypton_hub::home_events::HomeEvents;
 use krypton_hub::leader::Leader;
 use krypton_hub::members::MemberRegistry;
 use krypton_hub::members::observation::MemberObservation;
+use krypton_hub::members::tenant_reports::TenantReports;
 use krypton_hub::observe::metrics::{MessageLabels, SessionMetrics};
-use krypton_hub::tenants::TenantReports;
 use krypton_proto::v1::{
     AgentMessage, Hello, HubMessage, agent_message::Kind as FromAgent, hub_message::Kind as FromHub,
 };

@@ -63,7 +63,7 @@ impl v1::TrustedRoots {
 
     pub fn read(&self) -> Result<Vec<RootDigest>, WireError> {
         if self.sha256.len() > ROOTS_MAX {
-            return Err(WireError::Unexpected("so many roots"));
+            return Err(WireError::Unexpected("a list with too many roots"));
         }
         let digest_of = |bytes: &prost::bytes::Bytes| RootDigest::from_bytes(bytes);
         let mut roots = self
@@ -221,18 +221,15 @@ impl v1::Tenant {
         Self {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            state: report.map(|report| {
-                let state = v1::TenantState::new(
+            state: report.map(|report| v1::TenantState {
+                next: report.next.map(v1::Next::new),
+                labels: report.labels.to_map(),
+                ..v1::TenantState::new(
                     report.observed_generation,
                     &report.applied_chart,
                     &report.state,
-                );
-                v1::TenantState {
-                    next: report.next.map(v1::Next::new),
-                    handled_request: report.handled_request.clone(),
-                    labels: report.labels.to_map(),
-                    ..state
-                }
+                    report.handled_request.clone(),
+                )
             }),
         }
     }
@@ -257,7 +254,12 @@ impl v1::Tenant {
 }
 
 impl v1::TenantState {
-    fn new(observed_generation: i64, applied_chart: &str, state: &ClusterState) -> Self {
+    fn new(
+        observed_generation: i64,
+        applied_chart: &str,
+        state: &ClusterState,
+        handled_request: Option<String>,
+    ) -> Self {
         Self {
             observed_generation,
             applied_chart: applied_chart.to_owned(),
@@ -265,7 +267,7 @@ impl v1::TenantState {
             progress: state.progress.as_ref().map(Into::into),
             error: state.error.as_ref().map(Into::into),
             next: None,
-            handled_request: None,
+            handled_request,
             labels: BTreeMap::new(),
         }
     }
@@ -299,21 +301,16 @@ impl v1::Deployment {
         Self {
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            state: report.map(|report| {
-                let state = v1::TenantState::new(
+            state: report.map(|report| v1::DeploymentState {
+                uid: report.uid.clone(),
+                gone: report.gone,
+                state: Some(v1::TenantState::new(
                     report.observed_generation,
                     &report.applied_chart,
                     &report.state,
-                );
-                v1::DeploymentState {
-                    uid: report.uid.clone(),
-                    gone: report.gone,
-                    state: Some(v1::TenantState {
-                        handled_request: report.handled_request.clone(),
-                        ..state
-                    }),
-                    events: report.events.iter().map(v1::ReportedEvent::new).collect(),
-                }
+                    report.handled_request.clone(),
+                )),
+                events: report.events.iter().map(v1::ReportedEvent::new).collect(),
             }),
         }
     }

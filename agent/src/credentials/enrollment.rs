@@ -17,7 +17,7 @@ use tonic::{Code, Response, Status};
 use crate::credentials::join::token_name;
 use crate::credentials::store::{CertificateError, Enrolled, IdentityError, Membership};
 use crate::credentials::trusted_roots::TrustError;
-use crate::session::connect::{Connection, Dialer};
+use crate::session::connect::{Connection, Dialer, status_message};
 
 /// The hub's own limit is 15 s.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -75,7 +75,7 @@ impl EnrollError {
             return Self::Dial(rejection);
         }
         let address = connection.address().to_owned();
-        let message = status.message().chars().take(500).collect();
+        let message = status_message(status);
         match status.code() {
             Code::PermissionDenied
             | Code::FailedPrecondition

@@ -10,18 +10,11 @@ use kube::api::Api;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+use crate::args::BundleSources;
 use crate::credentials::store::Enrolled;
 
 /// Key of the bundle in its Secret.
 pub const KEY: &str = "bundle.yaml";
-
-/// Sources of the join bundle, in order of precedence.
-#[derive(Clone, Debug)]
-pub struct BundleSources {
-    pub file: Option<PathBuf>,
-    pub secret: String,
-    pub namespace: String,
-}
 
 /// Reason why the agent has no bundle. Each message names the source.
 #[derive(Debug, Error)]

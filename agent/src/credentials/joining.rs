@@ -12,8 +12,9 @@ use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::enrollment::{self, EnrollError};
-use super::join::{self, BundleSources, JoinAction, JoinError};
+use super::join::{self, JoinAction, JoinError};
 use super::store::{self, Enrolled, Identity, IdentityError, Store, StoredIdentity};
+use crate::args::BundleSources;
 
 /// Inputs of joining.
 pub struct JoinInputs<'a> {

@@ -35,16 +35,16 @@ fn reconciler() -> ReconcilerDump {
         lease: LeaseDump {
             writes: true,
             held_for_seconds: Some(40),
-            renewed_before_seconds: Some(3),
+            seconds_since_renewal: Some(3),
             other_holder: None,
         },
-        apiserver_heard_before_seconds: 3,
+        seconds_since_response: 3,
         tenant_crd: Some("present"),
         lists_complete: true,
-        on_record: Some("2.7".to_owned()),
-        later_on_record: None,
+        recorded_version: Some("2.7".to_owned()),
+        newer_recorded_version: None,
         running: 0,
-        owners_in_all: 1,
+        owner_count: 1,
         owners: vec![OwnerDump {
             kind: "Tenant",
             key: "default/acme".to_owned(),
@@ -56,12 +56,12 @@ fn reconciler() -> ReconcilerDump {
             ready: Some(ConditionDump::new(state(Truth::False, "UpgradeFailed"))),
             progress: None,
             error: Some(ConditionDump::new(state(Truth::True, "UpgradeFailed"))),
-            at_work: false,
-            failed_with: Some("UpgradeFailed"),
+            running: false,
+            failure_reason: Some("UpgradeFailed"),
             attempts: 4,
             retry_in_seconds: Some(20),
-            next: Some("Retry"),
-            next_look_in_seconds: Some(20),
+            next_step: Some("Retry"),
+            next_reconcile_in_seconds: Some(20),
         }],
     }
 }
@@ -107,8 +107,8 @@ fn dump_before_join_has_no_member_state() {
     assert_eq!(dump["reconciling"], "notJoined");
     for field in [
         "member",
-        "certificateEnds",
-        "wanted",
+        "certificateExpiry",
+        "desired",
         "applied",
         "reconciler",
     ] {
@@ -131,7 +131,7 @@ async fn agent_dump_shows_state_but_no_secrets() {
     charts.fetch(&chart).await.unwrap_err();
     let (name, joined) = (chart.name, Arc::clone(&charts));
     view.joined.get_or_init(|| ("edge-1".to_owned(), joined));
-    assert_eq!(view.no_reconciler_reason(), Some("nothingWanted"));
+    assert_eq!(view.no_reconciler_reason(), Some("noDesiredState"));
     desired.send_replace(Some(Arc::new(desired_state())));
     assert_eq!(view.no_reconciler_reason(), None);
     contact.send_replace(Contact {
@@ -150,7 +150,7 @@ async fn agent_dump_shows_state_but_no_secrets() {
     report.applied = Some((version, "sha".to_owned()));
     view.report_store.set_member(&report);
     let mut dump = dump_value(&view, Ok(reconciler()));
-    assert_eq!(dump["wanted"]["digest"].take(), desired_state().digest());
+    assert_eq!(dump["desired"]["digest"].take(), desired_state().digest());
     let cached = dump["charts"].take();
     let failure = (
         &cached[0]["state"],
@@ -166,23 +166,23 @@ async fn agent_dump_shows_state_but_no_secrets() {
         dump["reconciler"].take(),
         json!({
             "lease": {
-                "writes": true, "heldForSeconds": 40, "renewedBeforeSeconds": 3, "otherHolder": null,
+                "writes": true, "heldForSeconds": 40, "secondsSinceRenewal": 3, "otherHolder": null,
             },
-            "apiserverHeardBeforeSeconds": 3,
+            "secondsSinceResponse": 3,
             "tenantCrd": "present",
             "listsComplete": true,
-            "onRecord": "2.7",
-            "laterOnRecord": null,
+            "recordedVersion": "2.7",
+            "newerRecordedVersion": null,
             "running": 0,
-            "ownersInAll": 1,
+            "ownerCount": 1,
             "owners": [{
                 "kind": "Tenant", "key": "default/acme", "generation": 3, "beingRemoved": false,
                 "release": "acme/tenant-acme-edge-1", "revision": 2, "locked": false,
                 "ready": { "status": "False", "reason": "UpgradeFailed" },
                 "progress": null,
                 "error": { "status": "True", "reason": "UpgradeFailed" },
-                "atWork": false, "failedWith": "UpgradeFailed", "attempts": 4, "retryInSeconds": 20,
-                "next": "Retry", "nextLookInSeconds": 20,
+                "running": false, "failureReason": "UpgradeFailed", "attempts": 4, "retryInSeconds": 20,
+                "nextStep": "Retry", "nextReconcileInSeconds": 20,
             }],
         })
     );
@@ -194,18 +194,18 @@ async fn agent_dump_shows_state_but_no_secrets() {
             "started": "1970-01-01T00:00:00Z",
             "now": null,
             "member": "edge-1",
-            "certificateEnds": null,
+            "certificateExpiry": null,
             "session": {
-                "up": true, "forSeconds": 40, "heardBeforeSeconds": 2, "hub": "hub.example.org:7443",
+                "up": true, "forSeconds": 40, "secondsSinceMessage": 2, "hub": "hub.example.org:7443",
                 "hubVersion": "0.1.0", "number": 17,
             },
-            "wanted": {
-                "version": "2.7", "digest": null, "paused": true, "retire": false, "deployments": 0, "placed": 0,
+            "desired": {
+                "version": "2.7", "digest": null, "paused": true, "decommission": false, "deployments": 0, "placed": 0,
                 "chart": { "repo": "https://charts.example.org/stable", "name": "small", "version": "1.0.0" },
             },
             "applied": { "version": "2.6", "digest": "sha" },
-            "reportsUnsent": 0,
-            "helm": { "inAll": 0, "perMember": 0, "running": {}, "waiting": [] },
+            "unsentReports": 0,
+            "helm": { "limit": 0, "limitPerMember": 0, "running": {}, "waiting": [] },
             "charts": null,
             "waiting": { "calls": 0, "lists": 0, "runs": 0, "urgent": 0 },
             "reconciling": "reported",
@@ -224,10 +224,7 @@ async fn busy_or_ended_reconciler_does_not_block_dump() {
             drop(request.send(reconciler()));
         }
     });
-    assert_eq!(
-        query_reconciler(&request_tx).await.unwrap().owners_in_all,
-        1
-    );
+    assert_eq!(query_reconciler(&request_tx).await.unwrap().owner_count, 1);
     responder.abort();
     drop(responder.await);
     assert_eq!(query_reconciler(&request_tx).await.err(), Some("ended"));

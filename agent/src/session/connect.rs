@@ -11,12 +11,22 @@ use krypton_proto::v1::fleet_client::FleetClient;
 use krypton_proto::{AGENT_MESSAGE_MAX, HUB_MESSAGE_MAX};
 use krypton_runtime::dial::{DialError, open_tls};
 use krypton_runtime::net::{Network, Tcp};
+use krypton_types::text::truncated;
 use rustls::ClientConfig;
 use tokio::sync::Notify;
+use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::credentials::trusted_roots::RootUpdates;
 use channel::ReceivedAlert;
+
+/// Longest message of the hub in an error, in bytes.
+const MESSAGE_MAX: usize = 500;
+
+/// Returns the hub's message about a failed call, cut to a safe length.
+pub(crate) fn status_message(status: &Status) -> String {
+    truncated(status.message().to_owned(), MESSAGE_MAX)
+}
 
 /// Connects to the hub. Resolves its addresses for each connection and remembers the one that worked.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::session::Link;
-use crate::session::connect::Connection;
+use crate::session::connect::{Connection, status_message};
 
 /// Fetches over the session's connection. The hub serves only the chart of the current desired state.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl HubChart {
         let result = download(&connection, digest, &mut download_guard.partial).await;
         result.map_err(|problem| match problem {
             DownloadError::Call(status) => {
-                let message: String = status.message().chars().take(500).collect();
+                let message = status_message(&status);
                 let address = connection.address();
                 format!("the hub at {address} does not serve it: {message}")
             }
@@ -143,7 +143,7 @@ async fn download(
     let size = resume_or_restart(&head, partial).map_err(DownloadError::Content)?;
     while let Some(chunk) = next().await? {
         let chart_part::Kind::Chunk(chunk) = chunk else {
-            return Err(DownloadError::Content("the hub's answer has two heads"));
+            return Err(DownloadError::Content("the hub's response has two heads"));
         };
         if partial.bytes.len() + chunk.len() > size {
             return Err(DownloadError::Content(
@@ -154,7 +154,7 @@ async fn download(
     }
     let complete = std::mem::take(partial);
     if complete.bytes.len() != size || sha256_hex(&complete.bytes) != head.sha256 {
-        return Err(DownloadError::Content("the hub's answer came damaged"));
+        return Err(DownloadError::Content("the hub's response is damaged"));
     }
     Ok(complete.bytes)
 }

@@ -390,7 +390,7 @@ async fn link_reports_cause_of_failed_connection() {
         }
     });
     let mut agent = TestAgent::start(authority.dialer(vec![address], Validity::Now));
-    agent.wait_until_down("plain HTTP server").await;
+    agent.wait_until_down("but not with TLS").await;
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ pub(crate) mod version;
 pub use archive::ArchiveError;
 pub use cache_state::CacheState;
 pub use credentials::{Credentials, CredentialsError};
-pub use download::{CHART_LIMIT, is_loopback};
+pub use download::CHART_LIMIT;
 pub use error::{ChartError, ChartFault};
 pub use provenance::SignatureVerifier;
 pub use source::ChartSource;

@@ -21,8 +21,10 @@ pub struct ChartDump {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HelmDump {
-    in_all: usize,
-    per_member: usize,
+    /// Maximum number of parallel runs.
+    limit: usize,
+    /// Maximum number of parallel runs of one member.
+    limit_per_member: usize,
     running: BTreeMap<String, usize>,
     waiting: Vec<WaitingRunDump>,
 }
@@ -40,11 +42,11 @@ struct WaitingRunDump {
 #[serde(rename_all = "camelCase")]
 pub struct CachedChartDump {
     chart: ChartDump,
-    /// One of `here`, `failed` and `fetching`.
+    /// One of `cached`, `failed` and `fetching`.
     state: &'static str,
     for_seconds: Option<u64>,
     /// Version of the chart, if it is cached.
-    found: Option<String>,
+    resolved_version: Option<String>,
     sha256: Option<String>,
     /// Why the chart is not available, as a condition reason.
     fault: Option<&'static str>,
@@ -71,8 +73,8 @@ impl HelmDump {
     pub fn new(load: Load, now: BootTime) -> Self {
         let waiting = load.waiting.into_iter();
         Self {
-            in_all: load.total,
-            per_member: load.per_member,
+            limit: load.total,
+            limit_per_member: load.per_member,
             running: load.running,
             waiting: waiting
                 .map(|(member, priority, since)| WaitingRunDump {
@@ -101,7 +103,7 @@ impl CachedChartDump {
             chart: ChartDump::new(&chart.repo, &chart.name, &chart.version),
             state: "fetching",
             for_seconds: None,
-            found: None,
+            resolved_version: None,
             sha256: None,
             fault: None,
             attempts: 0,
@@ -114,9 +116,9 @@ impl CachedChartDump {
                 version,
                 sha256,
             } => Self {
-                state: "here",
+                state: "cached",
                 for_seconds: Some(now.since(since).as_secs()),
-                found: Some(version),
+                resolved_version: Some(version),
                 sha256: Some(sha256),
                 ..fetching
             },

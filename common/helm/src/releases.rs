@@ -62,6 +62,11 @@ pub fn secret_name(release: &str, revision: u32) -> String {
     format!("sh.helm.release.v1.{release}.v{revision}")
 }
 
+/// Returns the label selector of a release's Secrets.
+pub fn secrets_selector(release: &str) -> String {
+    format!("{OWNER_LABEL}=helm,{NAME_LABEL}={release}")
+}
+
 /// Status of a revision, as in the label `status`. Unknown values become `Unknown`, so a status of a newer
 /// Helm never counts as "no release".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -218,7 +223,7 @@ pub enum ReleaseError {
         source: serde_json::Error,
     },
     #[error(
-        "Secret {secret} holds revision {revision} of release \"{release}\", which its name denies"
+        "Secret {secret} contains revision {revision} of release \"{release}\", but has another name"
     )]
     Mismatch {
         secret: String,

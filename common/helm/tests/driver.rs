@@ -225,7 +225,7 @@ async fn helm_that_takes_memory_without_end_is_ended() {
     let error = helm.upgrade(slot, &stage.upgrade(), &stop).await;
     let error = error.unwrap_err();
     assert!(matches!(error, HelmError::OutOfMemory { .. }), "{error}");
-    let expected = "needs more than 384 MiB of memory";
+    let expected = "exceeded 384 MiB of memory";
     assert!(error.to_string().contains(expected), "{error}");
 }
 

@@ -24,6 +24,7 @@ use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_runtime::bound::{self, ExceededBound, ListSize};
 use krypton_runtime::call::{self, ApiError, call_within};
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use krypton_types::fingerprint::hex;
 use krypton_types::names;
 use krypton_types::tenant::TenantKey;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
@@ -36,7 +37,7 @@ use thiserror::Error;
 use crate::plan::PREVIOUS_UID_ANNOTATION;
 
 /// Label on the Secrets that record one Tenant each.
-pub const RECORD_LABEL: &str = "mesh.openkcm.io/rescued-tenant";
+pub const RECORD_LABEL: &str = "mesh.openkcm.io/tenant-backup";
 /// Key of the Tenant in such a Secret.
 pub const RECORD_KEY: &str = "tenant.json.gz";
 /// Maximum number of objects in a response.
@@ -55,7 +56,7 @@ pub enum BackupError {
         "Secret {SYSTEM_NAMESPACE}/{0} does not hold a readable Tenant; delete it if the Tenant is not needed"
     )]
     Unreadable(String, #[source] std::io::Error),
-    #[error("the list of {0} does not end")]
+    #[error("the list of {0} is too long")]
     EndlessList(&'static str, #[source] ExceededBound),
 }
 
@@ -161,11 +162,7 @@ fn user_deletion(
 /// Returns the name of the Secret that records this Tenant.
 pub fn record_name(namespace: &str, name: &str) -> String {
     let digest = Sha256::digest(format!("{namespace}/{name}"));
-    let digest: String = digest[..16]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    format!("krypton-rescued-tenant-{digest}")
+    format!("krypton-tenant-backup-{}", hex(&digest[..16]))
 }
 
 /// Records each Tenant, then removes its finalizer. Returns the number of released Tenants and the first error. An
@@ -343,11 +340,11 @@ impl BackupRecord {
 pub async fn list_records(client: &Client) -> Result<Vec<BackupRecord>, BackupError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let mut params = ListParams::default().labels(RECORD_LABEL).limit(PAGE_SIZE);
-    let endless = |beyond| BackupError::EndlessList("Secrets with rescued Tenants", beyond);
+    let endless = |beyond| BackupError::EndlessList("Secrets with backups of Tenants", beyond);
     let mut records = Vec::new();
     let mut pages = ListSize::default();
     loop {
-        let attempt = "listing the Secrets with rescued Tenants";
+        let attempt = "listing the Secrets with backups of Tenants";
         let list = call_within(CALL_DEADLINE, attempt, secrets.list(&params)).await?;
         let objects = list.items.len();
         for secret in list.items {
@@ -387,7 +384,7 @@ async fn restore(
 ) -> Result<Option<RestoreResult>, BackupError> {
     let api: Api<Tenant> = Api::namespaced(client.clone(), &backup.namespace);
     let name = format!("{}/{}", backup.namespace, backup.name);
-    let attempt = format!("putting back Tenant {name}");
+    let attempt = format!("recreating Tenant {name}");
     let (namespace, deleted, uid) = (backup.namespace.clone(), backup.deleted, backup.uid.clone());
     let (params, tenant) = (PostParams::default(), backup.into_tenant());
     let creating = api.create(&params, &tenant);

@@ -21,17 +21,18 @@ const MAX_OWNERS: usize = 2_000;
 #[serde(rename_all = "camelCase")]
 pub struct ReconcilerDump {
     pub lease: LeaseDump,
-    pub apiserver_heard_before_seconds: u64,
+    /// Time since the last response of the API server.
+    pub seconds_since_response: u64,
     /// missing, terminating or present. `None` before the first list.
     pub tenant_crd: Option<&'static str>,
     pub lists_complete: bool,
     /// The version that is saved on the cluster, which the reconciler acts on.
-    pub on_record: Option<String>,
+    pub recorded_version: Option<String>,
     /// A later saved version. The reconciler does not act on an older one.
-    pub later_on_record: Option<String>,
+    pub newer_recorded_version: Option<String>,
     /// Number of running actions.
     pub running: usize,
-    pub owners_in_all: usize,
+    pub owner_count: usize,
     /// The owners, failed ones first. Truncated if there are many.
     pub owners: Vec<OwnerDump>,
 }
@@ -41,7 +42,7 @@ pub struct ReconcilerDump {
 pub struct LeaseDump {
     pub writes: bool,
     pub held_for_seconds: Option<u64>,
-    pub renewed_before_seconds: Option<u64>,
+    pub seconds_since_renewal: Option<u64>,
     pub other_holder: Option<String>,
 }
 
@@ -60,13 +61,13 @@ pub struct OwnerDump {
     pub progress: Option<ConditionDump>,
     pub error: Option<ConditionDump>,
     /// An action for the owner is running.
-    pub at_work: bool,
-    pub failed_with: Option<&'static str>,
+    pub running: bool,
+    pub failure_reason: Option<&'static str>,
     pub attempts: u32,
     pub retry_in_seconds: Option<u64>,
     /// The next step, as in `status.nextSteps`.
-    pub next: Option<&'static str>,
-    pub next_look_in_seconds: Option<u64>,
+    pub next_step: Option<&'static str>,
+    pub next_reconcile_in_seconds: Option<u64>,
 }
 
 impl OwnerDump {
@@ -100,20 +101,20 @@ impl Reconciler {
             lease: LeaseDump {
                 writes: self.permitted,
                 held_for_seconds: self.held_since.map(seconds_since),
-                renewed_before_seconds: lease_state.renewed.map(seconds_since),
+                seconds_since_renewal: lease_state.renewed.map(seconds_since),
                 other_holder: lease_state.other_holder,
             },
-            apiserver_heard_before_seconds: seconds_since(self.last_response()),
+            seconds_since_response: seconds_since(self.last_response()),
             tenant_crd: self.index.crd().map(|crd| match crd {
                 CrdState::Missing => "missing",
                 CrdState::Terminating => "terminating",
                 CrdState::Present => "present",
             }),
             lists_complete: self.index.synced(),
-            on_record: self.recorded.as_ref().map(|it| it.version.to_string()),
-            later_on_record: self.newer_recorded.map(|version| version.to_string()),
+            recorded_version: self.recorded.as_ref().map(|it| it.version.to_string()),
+            newer_recorded_version: self.newer_recorded.map(|version| version.to_string()),
             running: self.jobs.len(),
-            owners_in_all: owner_count,
+            owner_count,
             owners,
         }
     }
@@ -146,12 +147,12 @@ impl Reconciler {
             ready: condition(|state| Some(state.ready)),
             progress: condition(|state| state.progress),
             error: condition(|state| state.error),
-            at_work: self.queue.is_busy(key),
-            failed_with: failure.map(|failure| failure.reason),
+            running: self.queue.is_busy(key),
+            failure_reason: failure.map(|failure| failure.reason),
             attempts: failure.map_or(0, |failure| failure.attempts),
             retry_in_seconds: failure.map(|failure| seconds_until(failure.retry_at)),
-            next: state.memory.reported_next.map(|next| next.step.as_str()),
-            next_look_in_seconds: next_reconcile.map(seconds_until),
+            next_step: state.memory.reported_next.map(|next| next.step.as_str()),
+            next_reconcile_in_seconds: next_reconcile.map(seconds_until),
         }
     }
 }

@@ -50,7 +50,7 @@ impl Reconciler {
         self.held_since = is_holder.then(|| self.held_since.unwrap_or(now));
         if permitted != self.permitted {
             self.permitted = permitted;
-            tracing::info!(member = %self.member.name, permitted, "the Lease");
+            tracing::info!(member = %self.member.name, permitted, "write permission changed");
             // Another writer may have changed the cluster in the meantime. Failures while the cluster was unreachable
             // must not delay the next attempt.
             self.recorded = None;
@@ -181,8 +181,8 @@ impl Reconciler {
             && *ownerless_reason != self.ownerless_reason
         {
             if let Some(reason) = ownerless_reason {
-                tracing::warn!(member = %self.member.name, why = %reason,
-                    "the record of the desired state has no owner; nothing else depends on that");
+                tracing::warn!(member = %self.member.name, %reason,
+                    "the record of the desired state has no owner");
             }
             self.ownerless_reason.clone_from(ownerless_reason);
         }
@@ -230,7 +230,7 @@ impl Reconciler {
         let is_current = round.problem.is_none() && self.index.crd() == Some(CrdState::Present);
         self.crd_problem.clone_from(&round.problem);
         if let Some(problem) = round.problem {
-            tracing::warn!(member = %self.member.name, %problem, "the Tenant CRD");
+            tracing::warn!(member = %self.member.name, %problem, "failed to reconcile the Tenant CRD; retrying");
             self.cluster_problem = Some(problem);
         }
         let Some(unrestored) = round.unrestored else {

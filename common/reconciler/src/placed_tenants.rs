@@ -193,7 +193,7 @@ impl Reconciler {
             step => step,
         };
         let span = tracing::error_span!(
-            "placing",
+            "placement",
             tenant = %key,
             member = &*self.member.name,
             generation = order.generation,
@@ -281,7 +281,8 @@ impl Reconciler {
             Err(PlacementError::Failed(state)) => {
                 tracing::warn!(member = %self.member.name, tenant = %key,
                     generation = done.order.generation, reason = state.reason,
-                    problem = state.message, retry_in_seconds = pause.as_secs(), "not placed");
+                    problem = state.message, retry_in_seconds = pause.as_secs(),
+                    "failed to place or remove Tenant; retrying");
                 Some((state, false))
             }
         };
@@ -321,7 +322,7 @@ impl ActionRunner {
             PlacementStep::CreateNamespace => create_namespace(client, &order.namespace).await,
             PlacementStep::Create(tenant) => {
                 let request = api.create(&params, &tenant);
-                let created = send("making the Tenant", request).await?;
+                let created = send("creating the Tenant", request).await?;
                 Ok(CompletedStep::Written(Some(Box::new(created))))
             }
             PlacementStep::Update(tenant) => {
@@ -375,7 +376,7 @@ async fn create_namespace(client: Client, name: &str) -> Result<CompletedStep, P
     let api: Api<Namespace> = Api::all(client);
     let params = PostParams::default();
     let request = api.create(&params, &namespace);
-    send("making the namespace", request).await?;
+    send("creating the namespace", request).await?;
     Ok(CompletedStep::Written(None))
 }
 

@@ -27,8 +27,8 @@ use krypton_crds::tenant::HistoryEntry;
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{ClusterState, Truth};
 
-pub use action::{Action, Run};
-pub use memory::{AppliedRun, Attempt, FailedChecks, Failure, Memory, Refusal, RevisionDrift};
+pub use action::Action;
+pub use memory::{AppliedRun, Attempt, FailedChecks, Failure, Memory, Refusal, RevisionDrift, Run};
 pub use next_step::PlannedStep;
 pub use ownership::PREVIOUS_UID_ANNOTATION;
 pub(crate) use ownership::may_use;

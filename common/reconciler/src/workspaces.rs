@@ -158,7 +158,7 @@ impl Reconciler {
                 let problem = chain(&error);
                 if self.workspaces.logged_problem.as_ref() != Some(&problem) {
                     tracing::warn!(member = %self.member.name, namespace = name, %problem,
-                        "failed to write the labels and annotations of a workspace; retrying");
+                        "failed to update workspace metadata; retrying");
                     self.workspaces.logged_problem = Some(problem);
                 }
                 Outcome::Failed

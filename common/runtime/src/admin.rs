@@ -176,7 +176,7 @@ async fn serve(
 /// Runs a server and logs an error if it fails. The process continues without it.
 pub async fn run_logged(endpoint: &str, serve: impl Future<Output = Result<(), AdminError>>) {
     if let Err(error) = serve.await {
-        tracing::error!(error = %chain(&error), "the {endpoint} endpoint ended");
+        tracing::error!(error = %chain(&error), endpoint, "endpoint stopped");
     }
 }
 

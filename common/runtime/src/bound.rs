@@ -1,11 +1,15 @@
 //! Limits the lists that a process reads from one API server and keeps: objects, pages and bytes.
 
+use std::fmt::Debug;
 use std::io::{self, Write};
 
-use kube::api::ListParams;
+use kube::api::{Api, ListParams};
 use kube::core::ListMeta;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use thiserror::Error;
+
+use crate::call::{ApiError, call};
 
 /// Objects of one list, or of all watches of one untrusted server.
 pub const OBJECTS_MAX: usize = 200_000;
@@ -23,6 +27,44 @@ pub enum ExceededBound {
     Pages,
     #[error("its objects take more than {0} bytes")]
     Bytes(usize),
+}
+
+/// Why a list cannot be read. `attempt` names the operation and the objects.
+#[derive(Debug, Error)]
+pub enum ListError {
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error("{attempt} failed")]
+    TooLong {
+        attempt: String,
+        source: ExceededBound,
+    },
+}
+
+/// Lists all objects, page by page.
+///
+/// # Errors
+/// If a call fails, or if the list exceeds a bound.
+pub async fn list_all<K: Clone + Debug + DeserializeOwned>(
+    api: &Api<K>,
+    attempt: &str,
+    mut params: ListParams,
+) -> Result<Vec<K>, ListError> {
+    let mut objects = Vec::new();
+    let mut size = ListSize::default();
+    loop {
+        let page = call(attempt.to_owned(), api.list(&params)).await?;
+        let count = page.items.len();
+        objects.extend(page.items);
+        let has_more = size.next_page(&mut params, page.metadata, count);
+        let has_more = has_more.map_err(|source| ListError::TooLong {
+            attempt: attempt.to_owned(),
+            source,
+        })?;
+        if !has_more {
+            return Ok(objects);
+        }
+    }
 }
 
 /// The size of one list so far.

@@ -134,7 +134,7 @@ pub async fn hold(
             let problem = chain(&error);
             if was_healthy {
                 let LeaseName { namespace, name } = &api.name;
-                tracing::warn!(lease = %format_args!("{namespace}/{name}"), %problem, "renewing or reading the Lease failed; retrying");
+                tracing::warn!(lease = %format_args!("{namespace}/{name}"), %problem, "failed to renew or read the Lease; retrying");
             }
             machine.handle_error(problem, now);
         }
@@ -149,7 +149,7 @@ pub async fn hold(
     if let Some(lease) = machine.release(clock::wall()) {
         let write = api.replace(&lease);
         if let Err(error) = call_within(times.call_timeout, "giving up the Lease", write).await {
-            tracing::warn!(error = %chain(&error), "releasing the Lease failed; it expires later");
+            tracing::warn!(error = %chain(&error), "failed to release the Lease; it expires later");
         }
     }
     state_tx.send_replace(LeaseState::default());

@@ -42,7 +42,7 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
             .and_then(|pid| pid.parse().ok())
             .is_some_and(|pid| is_unused(pid, &entry.path()));
         if is_orphaned && let Err(error) = std::fs::remove_dir_all(entry.path()) {
-            tracing::warn!(folder = %entry.path().display(), %error, "failed to remove a folder of a dead {program}");
+            tracing::warn!(folder = %entry.path().display(), program, %error, "failed to remove the folder of a dead process");
         }
     }
     let created = tempfile::Builder::new()

@@ -7,14 +7,18 @@ use sha2::{Digest, Sha256};
 
 /// Returns the SHA-256 as 64 lower-case hex digits.
 pub fn sha256_hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .fold(String::with_capacity(64), |mut hex, byte| {
-            for nibble in [byte >> 4, byte & 0x0f] {
-                hex.extend(char::from_digit(u32::from(nibble), 16));
-            }
-            hex
-        })
+    hex(&Sha256::digest(bytes))
+}
+
+/// Returns the bytes as lower-case hex digits.
+pub fn hex(bytes: &[u8]) -> String {
+    let mut digits = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        for nibble in [byte >> 4, byte & 0x0f] {
+            digits.extend(char::from_digit(u32::from(nibble), 16));
+        }
+    }
+    digits
 }
 
 /// Returns the annotation of krypton-operator with one chart for all Tenants (generations G1 and G2). It does not

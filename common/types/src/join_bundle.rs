@@ -48,7 +48,7 @@ impl std::fmt::Debug for JoinBundle {
 #[derive(Debug, Error)]
 pub enum BundleError {
     #[error(
-        "it is larger than {} KiB, which no join bundle is; name the file that 'kubectl krypton join' has printed",
+        "it is larger than {} KiB, so it is not a join bundle; pass the output of 'kubectl krypton join NAME'",
         BUNDLE_MAX_BYTES / 1024
     )]
     TooLarge,

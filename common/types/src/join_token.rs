@@ -10,7 +10,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::fingerprint::sha256_hex;
+use crate::fingerprint::{hex, sha256_hex};
 use crate::join_bundle::is_token;
 
 /// Label of the Secrets, with the value `true`.
@@ -165,10 +165,6 @@ fn text(data: &BTreeMap<String, ByteString>, key: &str) -> Option<String> {
 
 fn entry(key: &str, value: &str) -> (String, ByteString) {
     (key.to_owned(), ByteString(value.as_bytes().to_vec()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

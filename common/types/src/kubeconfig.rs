@@ -417,7 +417,8 @@ fn read_user(input: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigErro
     let mut credentials = Vec::new();
     if let Some(token) = input.text("token")? {
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            let problem = "has a character that no token has, like a space or a line end: check how it was pasted";
+            let problem =
+                "has an invalid character, like a space or a line end: check how it was pasted";
             return Err(input.invalid("token", problem).into());
         }
         credentials.push(CredentialValidity::from_token(

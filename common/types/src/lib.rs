@@ -20,6 +20,7 @@ pub mod join_token;
 mod keyword;
 pub mod kubeconfig;
 pub mod labels;
+pub mod loopback;
 pub mod member;
 pub mod names;
 pub mod placed_tenant;

@@ -77,12 +77,12 @@ pub(crate) enum EnrollmentError {
     BeingDeleted { cluster: String },
     #[error(transparent)]
     Request(#[from] RequestError),
-    #[error("the UID of the cluster's namespace kube-system is missing or none")]
+    #[error("the UID of the cluster's namespace kube-system is missing or invalid")]
     ClusterUid,
     #[error(transparent)]
     Refused(#[from] TokenRefusal),
     #[error(
-        "the join token is for {cluster:?}, under which no agent can join; run 'kubectl krypton join NAME' with another name"
+        "the join token is for {cluster:?}, which is an invalid or reserved name; run 'kubectl krypton join NAME' with another name"
     )]
     Name { cluster: String },
     #[error(
@@ -253,7 +253,7 @@ impl EnrollmentService {
             .first()
             .and_then(|der| read_agent_certificate(authority.trust_domain(), der).ok());
         if let Some(issued) = issued {
-            let key = agent_keys::key_of(&issued);
+            let key = issued.recorded_key();
             let status = |object: &EdgeCluster| Ok(enrollment_status(object, &issued, &key));
             patch_status(client(), object, status).await?;
         }
@@ -465,7 +465,7 @@ pub(crate) async fn record_renewal(
     let object = object.map_err(|error| error.status())?;
     let object = object.filter(|object| object.metadata.uid.as_ref() == Some(&current.uid));
     let object = object.ok_or_else(|| Status::unavailable("the EdgeCluster was recreated"))?;
-    let [current_key, next_key] = [current, next].map(agent_keys::key_of);
+    let [current_key, next_key] = [current, next].map(AgentCertificate::recorded_key);
     let status = |object: &EdgeCluster| {
         let keys = object.status.as_ref().and_then(|it| it.agent_keys.as_ref());
         let keys = agent_keys::renewed(keys, current_key.clone(), next_key.clone(), now).map_err(

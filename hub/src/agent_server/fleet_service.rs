@@ -105,7 +105,7 @@ impl FleetService {
             Status::unavailable("the home cluster does not respond; the agent retries")
         })??;
         // The agent reconnects with it immediately, so this hub waits until it knows the key.
-        let key = agent_keys::key_of(&next);
+        let key = next.recorded_key();
         let mut admission = member.admission.subscribe();
         let recorded = admission.wait_for(|admission| {
             let keys = admission.keys.as_ref();

@@ -32,7 +32,7 @@ pub enum JoinInfoError {
     #[error(transparent)]
     Read(#[from] ApiError),
     #[error(
-        "publishing how to join failed; check that namespace {namespace} exists and that the hub may create and update ConfigMaps there"
+        "failed to publish the join information; check that namespace {namespace} exists and that the hub may create and update ConfigMaps there"
     )]
     Write {
         namespace: String,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
+use krypton_runtime::bound::{ListError, list_all};
 use krypton_runtime::call::{ApiError, call};
 use krypton_types::fingerprint::sha256_hex;
 use krypton_types::join_bundle::is_token;
@@ -27,6 +28,8 @@ const TRIES: usize = 3;
 pub enum TokenError {
     #[error(transparent)]
     Api(#[from] ApiError),
+    #[error(transparent)]
+    List(#[from] ListError),
     #[error("Secret {namespace}/{name} changes constantly; find out which client writes it")]
     TooManyConflicts { namespace: String, name: String },
 }
@@ -269,17 +272,9 @@ pub async fn delete_expired(
 
 async fn list(client: Client, namespace: &str, labels: &str) -> Result<Vec<Secret>, TokenError> {
     let api: Api<Secret> = Api::namespaced(client, namespace);
-    let mut params = ListParams::default().labels(labels).limit(PAGE_SIZE);
-    let mut tokens = Vec::new();
-    loop {
-        let attempt = format!("listing join tokens in the namespace {namespace}");
-        let page = call(attempt, api.list(&params)).await?;
-        tokens.extend(page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(tokens),
-        }
-    }
+    let params = ListParams::default().labels(labels).limit(PAGE_SIZE);
+    let attempt = format!("listing join tokens in the namespace {namespace}");
+    Ok(list_all(&api, &attempt, params).await?)
 }
 
 async fn get(
@@ -295,7 +290,8 @@ async fn get(
     if record.is_none() {
         tracing::warn!(
             secret = %format_args!("{namespace}/{name}"),
-            "a Secret with the name of a join token is invalid: its label, cluster, secret-sha256 or expires is missing or wrong; delete it"
+            problem = "its label, cluster, secret-sha256 or expires is missing or invalid",
+            "ignoring an invalid join token Secret; delete it"
         );
     }
     Ok(record.map(|record| (object, record)))

@@ -112,7 +112,7 @@ pub async fn renew_credential(
                 tracing::info!("renewed the hub's certificate");
             }
             Err(error) => {
-                tracing::warn!(error = %chain(&error), "renewing the hub's certificate failed; retrying in a minute");
+                tracing::warn!(error = %chain(&error), "failed to renew the hub's certificate; retrying");
             }
         }
     }
@@ -355,7 +355,7 @@ enum ConnectionRefusal {
 
 /// All values that [`ConnectionRefusal::reason`] may return.
 pub(crate) const REFUSAL_REASONS: [&str; 5] =
-    ["slow", "handshake", "strangers", "address", "member"];
+    ["slow", "handshake", "unauthenticated", "address", "member"];
 
 impl ConnectionRefusal {
     /// Returns the label value for the metric.
@@ -374,7 +374,7 @@ impl ExceededLimit {
     /// Returns the label value for the metric.
     fn reason(self) -> &'static str {
         match self {
-            Self::All => "strangers",
+            Self::All => "unauthenticated",
             Self::Address => "address",
         }
     }
@@ -488,7 +488,7 @@ impl ConnectionGate {
                     self.metrics.count_refused(exceeded.reason());
                     tracing::debug!(
                         full = ?exceeded,
-                        "the oldest connection without an agent's certificate makes room"
+                        "closed the oldest unauthenticated connection"
                     );
                 }
                 peer.request_received = anonymous.request_received.clone();

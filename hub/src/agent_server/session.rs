@@ -35,13 +35,12 @@ use crate::ca::{AgentCertificate, Authority};
 use crate::home_events::{HomeEvents, MemberEvent};
 use crate::leader::Leader;
 use crate::members::MemberRegistry;
-use crate::members::agent_keys;
 use crate::members::arbiter::{AgentDetails, ReporterId, SILENCE};
 use crate::members::deployment_orders::DEPLOYMENTS_MAX;
 use crate::members::member::{MESSAGE_COST, Member, PublishedState};
 use crate::members::placement_orders::PLACED_MAX;
+use crate::members::tenant_reports::TENANTS_MAX;
 use crate::observe::metrics::{MessageLabels, SessionMetrics};
-use crate::tenants::TENANTS_MAX;
 
 /// Deadline for the first message.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -145,7 +144,7 @@ impl Sessions {
         let clock_skew = wall.as_second().saturating_sub(hello.now);
         if clock_skew.abs() > MAX_CLOCK_SKEW {
             tracing::warn!(member = %name, seconds = clock_skew,
-                "the agent's clock differs from the hub's; correct the clock of its machine");
+                "the agent's clock differs from the hub's; correct it");
         }
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
         let welcome = v1::Welcome {
@@ -186,7 +185,7 @@ impl Sessions {
                     not_before: certificate.not_before,
                     not_after: certificate.not_after,
                 },
-                key: agent_keys::key_of(certificate),
+                key: certificate.recorded_key(),
                 applied: hello.applied.and_then(v1::Applied::read),
             },
         );
@@ -394,7 +393,7 @@ impl ActiveSession<'_> {
             Some(FromAgent::Report(report)) => {
                 if report_count(&report) > REPORTS_PER_MESSAGE {
                     return Err(invalid(WireError::Unexpected(
-                        "so many Tenants or deployments in one report",
+                        "a report with too many objects",
                     )));
                 }
                 let counter = &self.sessions.metrics.reports;
@@ -513,7 +512,7 @@ fn kind(message: &AgentMessage) -> &'static str {
 async fn receive_hello(incoming: &mut Streaming<AgentMessage>) -> Result<v1::Hello, Status> {
     let first = tokio::time::timeout(HELLO_DEADLINE, incoming.message())
         .await
-        .map_err(|_| Status::deadline_exceeded("no Hello came in time"))??;
+        .map_err(|_| Status::deadline_exceeded("no Hello arrived in time"))??;
     match first.and_then(|message| message.kind) {
         Some(FromAgent::Hello(hello)) => {
             for text in [
@@ -545,6 +544,8 @@ async fn send(outgoing: &Outgoing, kind: FromHub) -> Result<(), Status> {
     match tokio::time::timeout(HELLO_DEADLINE, outgoing.send(Ok(message))).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) => Err(Status::cancelled("the agent closed the stream")),
-        Err(_) => Err(Status::deadline_exceeded("the agent does not read")),
+        Err(_) => Err(Status::deadline_exceeded(
+            "the agent did not read the message in time",
+        )),
     }
 }

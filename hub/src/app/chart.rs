@@ -152,7 +152,7 @@ impl ChartFollower {
             let previous = std::mem::replace(&mut self.resolved, self.version.get_and_update());
             if previous.version != self.resolved.version {
                 let version = &self.resolved.version;
-                tracing::info!(%version, "the range means another version; every member gets it");
+                tracing::info!(%version, "resolved the range to another version");
             }
             let values = self.values.get_and_update();
             let readings = self.readings.get_and_update();
@@ -200,7 +200,7 @@ fn publish_chart(
         current.problem = problem;
         match next {
             Ok(chart) if current.chart.as_ref() != Some(&chart) => {
-                tracing::info!("every member gets the new desired state");
+                tracing::info!("publishing a new desired state");
                 current.chart = Some(chart);
                 true
             }

@@ -42,7 +42,7 @@ pub(super) async fn prepare(
                 match crd::ensure(client, crd).await {
                     // Its objects may have Krypton's finalizers, which only a running hub removes.
                     Err(error @ CrdError::Terminating(_)) => {
-                        tracing::warn!(%error, "the hub starts, and creates the CRD again afterwards");
+                        tracing::warn!(%error, "CRD is being deleted; starting without it");
                     }
                     ensured => ensured?,
                 }

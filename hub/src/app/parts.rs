@@ -19,9 +19,9 @@ use crate::chart::{credentials, helm_credentials};
 use crate::discovery::cluster_profile::ProfileAccess;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
 use crate::members::MemberRegistry;
+use crate::members::tenant_reports::TenantReports;
 use crate::observe::member_metrics::FleetView;
 use crate::observe::metrics::SessionMetrics;
-use crate::tenants::TenantReports;
 
 /// Helm, the charts, and the folders that both use.
 pub(super) struct Engine {
@@ -101,7 +101,7 @@ async fn profile_access(
     };
     let policy = settings.kubeconfig_policy();
     ProfileAccess::start(watchdog, file, providers, private, policy).context(
-        "making a folder for the credentials of ClusterProfiles failed; name another with --private-dir",
+        "failed to create a folder for credentials of ClusterProfiles; set another folder with --private-dir",
     )
 }
 

@@ -64,8 +64,8 @@ impl Settings {
     pub(super) fn check(&self, origins: &Origins, env: Env) -> Result<(), clap::Error> {
         let driver = env("HELM_DRIVER").filter(|driver| driver != "secret" && driver != "secrets");
         if let Some(driver) = driver {
-            let class = "a driver that the hub can read releases of";
-            let remedy = "unset it, after you move the releases of that driver to Secrets";
+            let class = "a supported storage driver";
+            let remedy = "move its releases to Secrets, then unset the variable";
             let problem = invalid(&driver, class, remedy);
             return Err(usage_error(&format!("variable HELM_DRIVER: {problem}")));
         }
@@ -206,7 +206,7 @@ impl Settings {
         let seconds = || text.parse().ok().map(Duration::from_secs);
         let interval = parse_duration(text).or_else(seconds);
         interval.filter(|interval| !interval.is_zero()).unwrap_or_else(|| {
-            self.note("variable KRYPTON_CHECK_INTERVAL is neither a Go duration nor whole seconds above 0: 60s is used");
+            self.note("variable KRYPTON_CHECK_INTERVAL is neither a Go duration nor whole seconds above 0; using 60s");
             CHECK_INTERVAL_DEFAULT
         })
     }
@@ -241,7 +241,7 @@ impl Settings {
         let interval = &self.remote_deployments_poll_interval;
         if parse_duration(interval).is_some_and(|interval| interval < Duration::from_secs(1)) {
             self.notes.push(format!(
-                "flag --remote-deployments-poll-interval={interval} is below 1s: 10s is meant"
+                "flag --remote-deployments-poll-interval={interval} is below 1s; using 10s"
             ));
         }
         let ignored_flags = [

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use krypton_helm::chart::is_loopback;
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::args::parsers::{
     Maybe, duration, hub_address, invalid, invalid_secret, namespace, text_if,
 };
 use krypton_runtime::telemetry::LogFormat;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
+use krypton_types::loopback::is_loopback;
 use krypton_types::names::{LABEL_MAX, is_dns_subdomain};
 use krypton_types::redact::{NO_URL, has_userinfo, url_shown};
 use reqwest::Url;
@@ -185,7 +185,7 @@ pub(super) fn webhook(text: &str) -> Result<Url, String> {
     let url = Url::parse(text).ok().filter(|_| !has_userinfo(text));
     let url = url.filter(|url| match url.scheme() {
         "https" => url.has_host(),
-        "http" => is_loopback(url),
+        "http" => url.host_str().is_some_and(is_loopback),
         _ => false,
     });
     url.ok_or_else(|| {

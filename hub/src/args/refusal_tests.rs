@@ -77,7 +77,7 @@ KRYPTON_NOTIFY_URL=receiver.example.org | the URL of a webhook
 -zap-encoder=xml | an encoder
 -zap-log-level=loud | a log level
 -zap-log-level=0 | a log level
-HELM_DRIVER=configmap | a driver";
+HELM_DRIVER=configmap | a supported storage driver";
 
 #[test]
 fn every_error_names_setting_class_and_remedy() {

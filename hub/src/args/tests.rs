@@ -452,7 +452,7 @@ fn flags_without_effect_are_noted() {
 --leader-elect; -zap-devel; -zap-stacktrace-level=error | notes: ["flag --leader-elect has no effect", "flag --zap-devel has no effect", "flag --zap-stacktrace-level has no effect"]
 --leader-elect=false; --remote-deployments-poll-interval=10s | notes: []
 --remote-deployments-poll-interval=30s | notes: ["flag --remote-deployments-poll-interval has no effect"]
---remote-deployments-poll-interval=0s | notes: ["flag --remote-deployments-poll-interval=0s is below 1s: 10s is meant", "flag --remote-deployments-poll-interval has no effect"]
+--remote-deployments-poll-interval=0s | notes: ["flag --remote-deployments-poll-interval=0s is below 1s; using 10s", "flag --remote-deployments-poll-interval has no effect"]
 "#,
     );
 }

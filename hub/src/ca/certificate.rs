@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use krypton_types::fingerprint::sha256_hex;
+use krypton_crds::edge_cluster::AgentKey;
+use krypton_types::fingerprint::{hex, sha256_hex};
 use krypton_types::spiffe::{Role, SpiffeError, SpiffeId};
 use krypton_types::validity::BACK_DATED;
 use thiserror::Error;
 use x509_parser::oid_registry::OID_X509_SERIALNUMBER;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::time::ASN1Time;
+
+use crate::members::agent_keys::whole_seconds;
 
 /// The identity and validity of a client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +37,16 @@ impl AgentCertificate {
     pub fn issued(&self) -> Timestamp {
         let issued = self.not_before.saturating_add(BACK_DATED);
         issued.unwrap_or(self.not_before)
+    }
+
+    /// Returns the key in its recorded form.
+    pub fn recorded_key(&self) -> AgentKey {
+        AgentKey {
+            key_sha256: self.key.clone(),
+            serial: self.serial.clone(),
+            since: Some(whole_seconds(self.issued())),
+            used: None,
+        }
     }
 }
 
@@ -98,8 +111,4 @@ pub fn read_agent_certificate(
 
 fn timestamp(time: ASN1Time) -> Result<Timestamp, CertificateError> {
     Timestamp::from_second(time.timestamp()).map_err(|_| CertificateError::NotACertificate)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_runtime::bound::{ListError, list_all};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
@@ -37,6 +38,8 @@ const PAGE: u32 = 500;
 enum RotationError {
     #[error(transparent)]
     Api(#[from] ApiError),
+    #[error(transparent)]
+    List(#[from] ListError),
     #[error(
         "Secret {CA_SECRET} is missing; restore it from a backup: this hub keeps its CA, but the next one would create another"
     )]
@@ -203,16 +206,8 @@ impl RotationController {
 
     async fn members(&self) -> Result<Vec<EdgeCluster>, RotationError> {
         let api: Api<EdgeCluster> = Api::all(self.client.clone());
-        let mut params = ListParams::default().limit(PAGE);
-        let mut members = Vec::new();
-        loop {
-            let page = call("listing the EdgeClusters", api.list(&params)).await?;
-            members.extend(page.items);
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => return Ok(members),
-            }
-        }
+        let params = ListParams::default().limit(PAGE);
+        Ok(list_all(&api, "listing the EdgeClusters", params).await?)
     }
 
     fn record_lock_out(&self, member: &BlockingMember) {
@@ -236,8 +231,8 @@ impl RotationMemory {
             return;
         }
         if let Some(first) = members.first() {
-            tracing::info!(members = names.len(), first = first.name, why = %first,
-                "the rotation of the CA waits; 'kubectl krypton rotate-ca --status' names all");
+            tracing::info!(members = names.len(), first = first.name, reason = %first,
+                "CA rotation is waiting for members");
         }
         self.awaited = names;
     }
@@ -247,7 +242,7 @@ fn read_request(secret: &Secret) -> RotationRequest {
     let annotation = |key| secret.metadata.annotations.as_ref()?.get(key);
     let lock_out = annotation(LOCK_OUT_ANNOTATION).map(|text| serde_json::from_str(text));
     let lock_out = lock_out.transpose().unwrap_or_else(|error| {
-        tracing::warn!(%error, "annotation {LOCK_OUT_ANNOTATION} cannot be read; it locks out no member");
+        tracing::warn!(%error, annotation = LOCK_OUT_ANNOTATION, "ignoring an invalid lock-out annotation");
         None
     });
     RotationRequest {

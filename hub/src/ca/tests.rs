@@ -260,7 +260,7 @@ fn unreadable_authority_part_is_named() {
         assert!(problem(&set(key, "a b")).contains(key));
         assert!(problem(&set(key, "")).contains(key));
     }
-    assert!(problem(&set(PRIVATE_KEY_KEY, &other.key_pem)).contains("ca.key is not of"));
+    assert!(problem(&set(PRIVATE_KEY_KEY, &other.key_pem)).contains("ca.key does not match"));
     let authority = valid.authority().unwrap();
     let leaf = authority.hub_credential(now()).unwrap();
     let leaf = pem(&leaf.certificates[0]);

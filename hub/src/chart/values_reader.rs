@@ -348,7 +348,7 @@ fn handle_event(
             due.extend(of_kind.map(|location| (kind, location.name.clone())));
         }
         ValuesEvent::Failed(kind, error) => {
-            tracing::warn!(error = %chain(&error), "watching {}s with values of the chart failed; retrying", kind_name(kind));
+            tracing::warn!(error = %chain(&error), kind = kind_name(kind), "failed to watch chart values; retrying");
         }
     }
 }

@@ -47,7 +47,7 @@ impl ValuesStatus {
         let previous = std::mem::replace(&mut self.reported, problem.cloned());
         let Some(problem) = problem else {
             self.readiness.note(READINESS_NOTE, None);
-            tracing::info!("the fleet's values are read");
+            tracing::info!("read the fleet's values");
             if let Some(location) = previous.as_ref().and_then(ValuesProblem::location) {
                 let message = "the hub reads chart values from this object".to_owned();
                 self.publish(location, false, "ValuesResolved", message);
@@ -62,7 +62,7 @@ impl ValuesStatus {
         if matches!(problem, ValuesProblem::NotYet(_)) {
             return;
         }
-        tracing::error!(reason = problem.reason(), "{message}");
+        tracing::error!(reason = problem.reason(), problem = %message, "failed to read the fleet's values");
         if let Some(location) = problem.location() {
             self.publish(location, true, problem.reason(), message);
         }

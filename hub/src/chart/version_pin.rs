@@ -192,7 +192,7 @@ fn choose_version(previous: Option<&str>, candidate: String) -> String {
             previous.to_owned()
         }
         Some(previous) if parse(previous) > parse(&candidate) => {
-            tracing::warn!(before = %previous, found = %candidate, "the repository offers an older version for the range than before; the newer one stays");
+            tracing::warn!(before = %previous, found = %candidate, "ignoring an older version from the repository");
             previous.to_owned()
         }
         _ => candidate,
@@ -426,7 +426,7 @@ impl PinnedVersion {
             }
             Err(error) => {
                 let range = &self.pin.chart.version;
-                tracing::warn!(%range, error = %chain(&error), "resolving the chart version failed; keeping the last one and retrying");
+                tracing::warn!(%range, error = %chain(&error), "failed to resolve the chart version; retrying");
                 self.failures += 1;
                 let members_wait = term.is_some() && self.tx.get().read_in_term != term;
                 let retry_max = if members_wait {

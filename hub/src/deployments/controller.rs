@@ -40,7 +40,7 @@ use crate::leader::Leader;
 use crate::leader::home_writer::{self, DeletionCause, HomeWrites, WriteOutcome};
 use crate::members::MemberRegistry;
 use crate::members::deployment_orders::{DEPLOYMENTS_MAX, DeploymentOrders, ORDERS_MAX};
-use crate::tenants::TenantReports;
+use crate::members::tenant_reports::TenantReports;
 
 use requests::{DecidedDeployment, Requests, request_span};
 use watch_events::REFUSALS_UNTIL_ABSENT;
@@ -412,7 +412,12 @@ impl DeploymentStore {
             && self.crd_outdated_until.is_none()
             && let Some(entry) = self.entries.get(&key)
         {
-            request_span(&key, &entry.object).in_scope(|| tracing::warn!("{CRD_OUTDATED}"));
+            request_span(&key, &entry.object).in_scope(|| {
+                tracing::warn!(
+                    problem = CRD_OUTDATED,
+                    "CRD of KryptonDeployments is outdated"
+                );
+            });
             record_events(
                 &entry.object,
                 vec![ObjectEvent::warning("CrdOutdated", CRD_OUTDATED)],

@@ -398,7 +398,7 @@ impl ProfileStates {
                 CredentialLifetime::from_expiry(credential.expires, clock::wall(), now, jitter)
                     .ok_or_else(|| {
                         let program = &plan.command.program;
-                        format!("{program} has given a credential that has expired already")
+                        format!("{program} returned an expired credential")
                     })?;
             access.build_access(plan, credential, lifetime, state.working_access())
         });

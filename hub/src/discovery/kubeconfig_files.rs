@@ -163,7 +163,7 @@ impl KubeconfigFiles {
             let outcome = match result {
                 Ok(next) => {
                     if next.exceeds_limit && !current.exceeds_limit {
-                        tracing::warn!(path = %self.path.display(), "more than {CONTEXTS_MAX} contexts in kubeconfigs; ignoring the others");
+                        tracing::warn!(path = %self.path.display(), limit = CONTEXTS_MAX, "too many contexts; ignoring the others");
                     }
                     current = next;
                     handle.publish(Some(by_origin(current.sources())), None);

@@ -95,8 +95,9 @@ pub fn read(
     }
     if name == names::SELF_CLUSTER {
         tracing::debug!(
-            "Secret {}/{name} represents the home cluster; its content is ignored",
-            meta.namespace.as_deref().unwrap_or_default()
+            namespace = meta.namespace.as_deref(),
+            secret = %name,
+            "ignoring the content of the home cluster's Secret"
         );
         return None;
     }

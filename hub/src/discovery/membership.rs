@@ -175,7 +175,7 @@ fn bind(
         None => {
             let first = sources.iter().find(|source| !dismissed(source)).copied();
             let wait = input.in_startup_grace && !all_listed;
-            if wait || first.is_some_and(|first| pending(first).is_some()) {
+            if wait || first.is_some_and(|first| first.pending().is_some()) {
                 membership.waiting = true;
                 return;
             }
@@ -192,7 +192,7 @@ fn bind(
                 false => Refusal::Taken { member, owner },
             };
             membership.refused.insert(origin, refusal);
-        } else if let Some(problem) = pending(source) {
+        } else if let Some(problem) = source.pending() {
             membership.unseen.insert(member, problem.clone());
         } else {
             membership.members.insert(member, Arc::clone(source));
@@ -253,12 +253,6 @@ fn record_trouble(
             }
         }
     }
-}
-
-/// Returns why a listed source has no access yet. Such a source is neither a member with an error nor gone.
-pub(super) fn pending(source: &Source) -> Option<&Unresolved> {
-    let problem = source.access.as_ref().err();
-    problem.filter(|problem| problem.reason == reason::STARTING)
 }
 
 /// `spec.sourceRef.kind` of the home cluster as a member.

@@ -195,8 +195,11 @@ impl<K: Resource + Send + 'static, V> WatchedObjects<K, V> {
                 changed |= self.apply(event);
             }
             if self.store.left_out() {
-                let kind_name = self.kind_name;
-                tracing::warn!("more than {OBJECTS_MAX} {kind_name}; ignoring the others");
+                tracing::warn!(
+                    kind = self.kind_name,
+                    limit = OBJECTS_MAX,
+                    "too many objects; ignoring the others"
+                );
             }
             if changed {
                 return;

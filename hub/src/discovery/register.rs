@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::member_names::MemberNames;
-use super::membership::pending;
 use super::{Origin, RunningProvider};
 
 const KEY: &str = "members.json";
@@ -88,7 +87,7 @@ impl Register {
                             return running.listing.unread_file(origin).is_some();
                         };
                         let is_same = names.name(running, source) == *member && source.uid == **uid;
-                        is_same || pending(source).is_some()
+                        is_same || source.pending().is_some()
                     })
                 })
         };

@@ -232,7 +232,7 @@ pub(super) async fn create(
     if created.as_ref().is_err_and(is_outdated)
         && let Err(error) = krypton_runtime::crd::ensure(&client, &EdgeCluster::crd()).await
     {
-        tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is missing and cannot be created; retrying");
+        tracing::warn!(error = %chain(&error), "failed to recreate the CRD of EdgeClusters; retrying");
     }
     EdgeClusterWrite::new(name, None, home_writer::outcome(created))
 }

@@ -12,7 +12,7 @@ use kube::{Client, ResourceExt as _};
 use super::publisher::MemberOrder;
 use crate::home_events::MemberEvent;
 use crate::leader::home_writer::{DeletionCause, read_deletion};
-use crate::tenants::UninstallCounts;
+use crate::members::tenant_reports::UninstallCounts;
 
 /// Inputs of the decision, in addition to the EdgeCluster.
 #[derive(Clone, Debug, Default)]

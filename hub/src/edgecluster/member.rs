@@ -16,8 +16,8 @@ use super::{RECONCILE_EVERY, acceptance, messages, namespaces};
 use crate::leader::home_writer::{DeletionCause, MIN_WRITE_INTERVAL};
 use crate::members::duplicates;
 use crate::members::member::{Admission, Member};
+use crate::members::tenant_reports::UninstallCounts;
 use crate::proxy::Permit;
-use crate::tenants::UninstallCounts;
 
 /// Whether the hub's proxy acts on a member now and may act from now on, and whether the member may get a new
 /// desired state.

@@ -61,7 +61,7 @@ pub(super) fn report_refused(
             .get(origin)
             .filter(|(previous, _)| previous == refusal);
         if previous.is_none() {
-            tracing::warn!(%origin, reason = refusal.reason(), "is not a member: {refusal}");
+            tracing::warn!(%origin, reason = refusal.reason(), problem = %refusal, "rejected member source");
         }
         let holder = refusal
             .member()

@@ -16,8 +16,8 @@ use crate::discovery::membership::{self, BindingInput, Membership};
 use crate::discovery::{RunningProvider, Source, Sources};
 use crate::members::MemberRegistry;
 use crate::members::duplicates::MemberIdentity;
+use crate::members::tenant_reports::{Target, Targets};
 use crate::proxy::Access;
-use crate::tenants::{Target, Targets};
 
 /// Returns when to assign new names even if a provider has not listed yet. `None` if no source waits for
 /// that alone. A source that becomes readable is itself a change.

@@ -139,7 +139,7 @@ impl SourceHistory {
                     && matches!(crd_uid, Ok(None))
                     && let Err(error) = crd::ensure(&client, &EdgeCluster::crd()).await
                 {
-                    tracing::warn!(error = %chain(&error), "the CRD of EdgeClusters is missing and not created again yet");
+                    tracing::warn!(error = %chain(&error), "failed to recreate the CRD of EdgeClusters; retrying");
                 }
                 result_or_failed(crd_uid.map(RequestResult::Crd).map_err(RegisterError::from))
             }));
@@ -200,9 +200,7 @@ impl SourceHistory {
                     .as_mut()
                     .filter(|register| register.crd != uid)
                 {
-                    tracing::warn!(
-                        "the CRD of EdgeClusters was deleted, and with it all of them: every member comes back"
-                    );
+                    tracing::warn!("CRD of EdgeClusters was deleted; recreating all members");
                     *register = Register::new(uid);
                 }
             }

@@ -7,9 +7,9 @@ use krypton_types::conditions::{self, Outlook, READY, State, Truth, reason};
 use krypton_types::validity::Validity;
 
 use super::credential_expiry::{self, MemberCredential};
-use crate::members::agent_keys;
+use crate::members::agent_keys::{self, whole_seconds};
 use crate::members::observation::{MemberObservation, MemberValuesState};
-use crate::tenants::PhaseCounts;
+use crate::members::tenant_reports::PhaseCounts;
 
 /// Minimum interval between writes of `lastSeen`, in seconds.
 const LAST_SEEN_EVERY: i64 = 60;
@@ -168,11 +168,6 @@ fn certificate_validity(
             && recorded.not_after.as_second() > known.not_after.as_second()
     };
     Some(recorded.filter(is_later).unwrap_or(known))
-}
-
-/// The API stores whole seconds. A value read back must equal the written one.
-fn whole_seconds(time: Timestamp) -> Time {
-    Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
 }
 
 #[cfg(test)]

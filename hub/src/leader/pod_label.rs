@@ -184,7 +184,7 @@ impl LeaderLabel {
         let client = match own_cluster_client(&local).await {
             Ok(client) => client,
             Err(problem) => {
-                tracing::error!(%problem, "the leader's pod gets no label; the agents' Service does not route to it");
+                tracing::error!(%problem, "failed to label the leader's pod");
                 readiness.note(
                     READINESS_NOTE,
                     Some(format!("its pod is not labelled: {problem}")),

@@ -10,8 +10,6 @@ use krypton_crds::edge_cluster::{AgentKey, AgentKeys};
 use krypton_types::conditions::{self, State, Truth};
 use serde_json::{Value, json};
 
-use crate::ca::AgentCertificate;
-
 /// How long the current key stays valid after the first use of the next one.
 const KEY_OVERLAP: SignedDuration = SignedDuration::from_mins(10);
 /// How long an unused next key blocks another one. An agent waits as long for its certificate.
@@ -55,16 +53,6 @@ pub fn refusal(member: &str) -> String {
     format!(
         "the key of this agent's certificate is not recorded for member {member}: it was replaced, or its credential was copied; run 'kubectl krypton join {member}' and give the member's agent the new bundle, which voids all older keys"
     )
-}
-
-/// Returns the key of a certificate in its recorded form.
-pub fn key_of(certificate: &AgentCertificate) -> AgentKey {
-    AgentKey {
-        key_sha256: certificate.key.clone(),
-        serial: certificate.serial.clone(),
-        since: Some(whole_seconds(certificate.issued())),
-        used: None,
-    }
 }
 
 /// Returns the record after an enrollment. A new key voids all older ones, and a recorded key changes nothing.
@@ -211,7 +199,8 @@ fn ago(at: &Time, now: Timestamp) -> SignedDuration {
     now.duration_since(at.0)
 }
 
-fn whole_seconds(time: Timestamp) -> Time {
+/// Cuts the fraction of a second, which the API does not store. A value read back must equal the written one.
+pub(crate) fn whole_seconds(time: Timestamp) -> Time {
     Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
 }
 

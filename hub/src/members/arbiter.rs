@@ -22,10 +22,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::members::claims::ClaimHistory;
-use crate::members::health::SelectedReporter;
 use crate::members::observation::MemberObservation;
+use crate::members::tenant_reports::TenantReportChanges;
 use crate::members::{LockedMember, MemberRegistry};
-use crate::tenants::TenantReportChanges;
 
 /// Prefix of an agent's name in the Lease; a hub's is `hub/`.
 pub const AGENT_HOLDER: &str = "agent/";
@@ -142,6 +141,15 @@ impl Reporters {
             complete: reporter.awaited_report.is_none(),
         })
     }
+}
+
+/// The selected reporter of a member.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SelectedReporter<'a> {
+    pub(super) id: ReporterId,
+    pub(super) report: Option<&'a MemberReport>,
+    /// Its full report has arrived.
+    pub(super) complete: bool,
 }
 
 /// Properties of an agent at the start of its session.

@@ -5,9 +5,9 @@ use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::Version;
 use krypton_types::member::MemberReport;
 
-use crate::members::arbiter::{AGENT_HOLDER, Presence, ReporterId};
+use crate::members::arbiter::{AGENT_HOLDER, Presence, ReporterId, SelectedReporter};
 use crate::members::observation::MemberObservation;
-use crate::tenants::ReportState;
+use crate::members::tenant_reports::ReportState;
 
 /// State of a member, derived from its reports. `None` leaves the previous value unchanged.
 #[derive(Debug)]
@@ -51,15 +51,6 @@ impl MemberHealth {
             observation.applied.clone_from(&self.applied);
         }
     }
-}
-
-/// The selected reporter of a member.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SelectedReporter<'a> {
-    pub(super) id: ReporterId,
-    pub(super) report: Option<&'a MemberReport>,
-    /// Its full report has arrived.
-    pub(super) complete: bool,
 }
 
 /// Derives the state from the selected reporter, or from the hub's own connection.

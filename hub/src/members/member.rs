@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn throttling_of_largest_member_stays_below_heartbeat() {
         use crate::agent_server::session::HEARTBEAT;
-        use crate::tenants::TENANTS_MAX;
+        use crate::members::tenant_reports::TENANTS_MAX;
         use krypton_proto::REPORTS_PER_MESSAGE;
         let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
         let largest = MESSAGE_COST + REPORTS_PER_MESSAGE as u64;

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aws_lc_rs::hmac;
-use krypton_helm::chart::is_loopback;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::periodic::file::{FileError, POLL_INTERVAL, SettingsFile, follow_file};
-use krypton_types::fingerprint::sha256_hex;
+use krypton_types::fingerprint::{hex, sha256_hex};
+use krypton_types::loopback::is_loopback;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response, Url};
@@ -93,7 +93,7 @@ impl Webhook {
             .timeout(DEADLINE)
             .redirect(Policy::none())
             .referer(false);
-        if is_loopback(&url) {
+        if url.host_str().is_some_and(is_loopback) {
             // A proxy could read plain HTTP.
             client = client.no_proxy();
         }
@@ -144,8 +144,7 @@ fn parse_key(path: &Path, bytes: &[u8]) -> Result<Key, WebhookError> {
 
 fn signature(key: &Key, body: &[u8]) -> String {
     let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key.0), body);
-    let digits = tag.as_ref().iter().map(|byte| format!("{byte:02x}"));
-    format!("sha256={}", digits.collect::<String>())
+    format!("sha256={}", hex(tag.as_ref()))
 }
 
 /// Reads the rest of a response within the limit. Its content does not matter.

@@ -28,8 +28,8 @@ use crate::edgecluster::FleetChart;
 use crate::leader::LeaderState;
 use crate::members::member::MemberSnapshot;
 use crate::members::observation::{MemberObservation, MemberValuesState};
+use crate::members::tenant_reports::PhaseCounts;
 use crate::observe::member_metrics::{FleetView, mode_name};
-use crate::tenants::PhaseCounts;
 
 /// The dump. Timestamps use the wall clock, ages are whole seconds.
 #[derive(Debug, Serialize)]
@@ -40,7 +40,7 @@ pub struct Dump {
     started: Timestamp,
     now: Timestamp,
     /// `None` until the home cluster has responded.
-    lead: Option<LeaderDump>,
+    leader: Option<LeaderDump>,
     chart: Option<FleetChartDump>,
     /// The CA that agents verify this hub with; `None` if the hub serves no agents.
     ca: Option<CaDump>,
@@ -55,12 +55,12 @@ pub struct Dump {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct LeaderDump {
-    /// standby, entering, leads, doubt or leaving.
-    stand: &'static str,
-    /// The leader, as a standby sees it.
-    leader: Option<String>,
+    /// standby, acquiring, leading, uncertain or leaving.
+    state: &'static str,
+    /// The Lease holder, as a standby sees it.
+    holder: Option<String>,
     epoch: Option<u64>,
-    won: Option<Timestamp>,
+    acquired: Option<Timestamp>,
 }
 
 #[derive(Debug, Serialize)]
@@ -91,9 +91,9 @@ struct MemberDump {
     cluster_uid: Option<String>,
     kubernetes_version: Option<String>,
     agent_version: Option<String>,
-    holder: Option<String>,
-    certificate_ends: Option<Timestamp>,
-    access_ends: Option<Timestamp>,
+    lease_holder: Option<String>,
+    certificate_expiry: Option<Timestamp>,
+    access_expiry: Option<Timestamp>,
     applied: Option<DesiredDump>,
     tenants: TenantCountsDump,
     /// The hub's state for the member apart from its reports; `None` before the home cluster has shown its
@@ -126,10 +126,10 @@ struct TenantCountsDump {
 #[serde(rename_all = "camelCase")]
 struct SnapshotDump {
     edge_cluster_uid: String,
-    wanted: Option<DesiredDump>,
-    wanted_for_seconds: Option<u64>,
+    desired: Option<DesiredDump>,
+    desired_for_seconds: Option<u64>,
     paused: bool,
-    retire: bool,
+    decommission: bool,
     deployments: usize,
     placed: usize,
     /// Whether the hub rejects its agents.
@@ -157,7 +157,7 @@ impl Dumper {
             replica: self.replica.clone(),
             started: self.started,
             now: clock::wall(),
-            lead: None,
+            leader: None,
             chart: None,
             ca: self
                 .view
@@ -197,7 +197,7 @@ fn with_fleet(mut dump: Dump, view: &FleetView, only: Option<&str>, now: BootTim
         dump.members.insert(name, member);
     }
     if let Some(home_state) = home_state {
-        dump.lead = Some(LeaderDump::new(&home_state.leader.state()));
+        dump.leader = Some(LeaderDump::new(&home_state.leader.state()));
         dump.chart = Some(FleetChartDump::new(&home_state.chart.get()));
     }
     dump
@@ -205,19 +205,19 @@ fn with_fleet(mut dump: Dump, view: &FleetView, only: Option<&str>, now: BootTim
 
 impl LeaderDump {
     pub(crate) fn new(state: &LeaderState) -> Self {
-        let (state_name, leader) = match state {
+        let (state_name, holder) = match state {
             LeaderState::Standby { leader } => ("standby", leader.clone()),
-            LeaderState::TakingEpoch => ("entering", None),
-            LeaderState::Leading(_) => ("leads", None),
-            LeaderState::Unconfirmed(_) => ("doubt", None),
+            LeaderState::TakingEpoch => ("acquiring", None),
+            LeaderState::Leading(_) => ("leading", None),
+            LeaderState::Unconfirmed(_) => ("uncertain", None),
             LeaderState::Leaving => ("leaving", None),
         };
         let leader_term = state.leader_term();
         Self {
-            stand: state_name,
-            leader,
+            state: state_name,
+            holder,
             epoch: leader_term.map(|leader_term| leader_term.epoch),
-            won: leader_term.map(|leader_term| leader_term.acquired_at),
+            acquired: leader_term.map(|leader_term| leader_term.acquired_at),
         }
     }
 }
@@ -281,9 +281,9 @@ impl MemberDump {
             cluster_uid: observation.uid,
             kubernetes_version: observation.kubernetes_version,
             agent_version: observation.agent_version,
-            holder: observation.holder,
-            certificate_ends: observation.certificate.map(expiry),
-            access_ends: observation.access.map(expiry),
+            lease_holder: observation.holder,
+            certificate_expiry: observation.certificate.map(expiry),
+            access_expiry: observation.access.map(expiry),
             applied: observation.applied.map(|(version, digest)| DesiredDump {
                 version: version.to_string(),
                 digest,
@@ -318,13 +318,13 @@ impl SnapshotDump {
         let desired = published.map(|published| &published.desired);
         Self {
             edge_cluster_uid: snapshot.uid,
-            wanted: published.map(|published| DesiredDump {
+            desired: published.map(|published| DesiredDump {
                 version: published.desired.version.to_string(),
                 digest: published.message.digest.clone(),
             }),
-            wanted_for_seconds: published.map(|published| now.since(published.since).as_secs()),
+            desired_for_seconds: published.map(|published| now.since(published.since).as_secs()),
             paused: desired.is_some_and(|desired| desired.paused),
-            retire: desired.is_some_and(|desired| desired.retire),
+            decommission: desired.is_some_and(|desired| desired.retire),
             deployments: desired.map_or(0, |desired| desired.deployments.len()),
             placed: desired.map_or(0, |desired| desired.placed.len()),
             refused: snapshot.refused,

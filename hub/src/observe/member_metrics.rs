@@ -27,8 +27,8 @@ use crate::edgecluster::credential_expiry::MemberCredential;
 use crate::leader::Leader;
 use crate::members::MemberRegistry;
 use crate::members::observation::MemberObservation;
+use crate::members::tenant_reports::TenantReports;
 use crate::notify::NotificationCounts;
-use crate::tenants::TenantReports;
 
 /// The state that the metrics read.
 #[derive(Debug, Default)]

@@ -72,7 +72,8 @@ impl PortMetrics {
     }
 
     /// Number of connections rejected for this reason.
-    pub fn refused_count(&self, reason: &'static str) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn refused_count(&self, reason: &'static str) -> u64 {
         self.refused.get_or_create(&RefusedLabels { reason }).get()
     }
 }

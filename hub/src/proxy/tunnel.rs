@@ -175,7 +175,7 @@ async fn respond<P: Send + 'static>(
         Ok(server) => server,
         Err(refusal) => {
             let problem = chain(&refusal);
-            tracing::warn!(why = %problem, "rejected a connection of Helm");
+            tracing::warn!(%problem, "rejected a connection of Helm");
             let mut response = Response::new(String::new());
             *response.status_mut() = refusal.status();
             // Helm shows nothing else of the answer.

@@ -13,7 +13,10 @@ use krypton_types::names;
 use krypton_types::tenant::{TenantKey, TenantReport};
 
 use super::*;
-use crate::members::tenant_reports::{MemberView, ReportedView, TEXTS_MAX};
+use crate::members::tenant_reports::{
+    MemberView, ReportState, ReportedView, TENANTS_MAX, TEXTS_MAX, Target, Targets,
+    TenantReportChanges, TenantReports,
+};
 use crate::tenants::placement::set_conditions;
 use crate::tenants::status::{Decision, DecisionMemory, DecisionTime, decide};
 

@@ -252,7 +252,7 @@ async fn stolen_key_is_refused_and_reported_after_renewal() {
     let renewed = hub.credential("edge-0", &uid("edge-0"), an_hour_ago(), DAY);
     let authority = hub.authority.get();
     let renewed = read_agent_certificate(authority.trust_domain(), &renewed.certificates[0]);
-    let keys = agent_keys::enrolled(None, agent_keys::key_of(&renewed.unwrap()));
+    let keys = agent_keys::enrolled(None, renewed.unwrap().recorded_key());
     let recorded = Admission {
         keys: Some(keys),
         ..Admission::default()

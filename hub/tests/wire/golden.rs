@@ -1,7 +1,7 @@
 //! Checks the hub's responses to agents of other versions. The crate `krypton-proto` contains recorded streams and
 //! describes how they are maintained.
 
-use krypton_hub::tenants::PhaseCounts;
+use krypton_hub::members::tenant_reports::PhaseCounts;
 use prost::Message as _;
 use tonic::Code;
 

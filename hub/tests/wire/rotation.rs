@@ -14,7 +14,7 @@ use krypton_agent::credentials::store::{Enrolled, Identity, Membership, Store, n
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
 use krypton_hub::ca::{self, SecretData, stage};
 use krypton_hub::edgecluster;
-use krypton_hub::tenants::PhaseCounts;
+use krypton_hub::members::tenant_reports::PhaseCounts;
 use krypton_proto::Bytes;
 use krypton_proto::v1::{RenewRequest, TrustedRoots};
 use krypton_runtime::newest::NewestSeen as _;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use krypton_crds::tenant::{Tenant, TenantSpec};
-use krypton_hub::tenants::{ReportState, TenantReportChanges, TenantReports};
+use krypton_hub::members::tenant_reports::{ReportState, TenantReportChanges, TenantReports};
 use krypton_tests::eventually_within;
 use krypton_types::{
     conditions::{State, Truth, reason},

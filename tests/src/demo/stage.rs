@@ -306,7 +306,7 @@ impl Stage {
         let kubeconfig_lines = self.sites().map(kubeconfig_line).join("\n");
         format!(
             "
-Everything runs on. In another terminal:
+The fleet keeps running. In another terminal:
 
   export KUBECONFIG={kubeconfig}
   export PATH={path}:$PATH
@@ -324,7 +324,7 @@ Kubeconfigs of one cluster each:
 The logs of hub and agent:
 {logs}
 
-Ctrl-C stops and removes all of it.",
+Press Ctrl-C to stop and remove the fleet.",
             kubeconfig = self.kubeconfig.display(),
             path = own_path(&self.path),
             logs = logs.join("\n"),

@@ -546,7 +546,7 @@ mod tests {
         for seed in 0..20 {
             for step in bursts(seed, 50, 10).iter().flat_map(|burst| &burst.steps) {
                 if let Fault::LeadFrozen { away } = step.fault {
-                    assert!(away > krypton_hub::leader::LEASE_DURATION, "{step:?}");
+                    assert!(away > krypton_hub::args::LEASE_DURATION, "{step:?}");
                 }
             }
         }

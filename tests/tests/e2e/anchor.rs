@@ -323,9 +323,9 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     assert_eq!(fleet_client.revisions(TENANT, &release).await?, revisions);
     let mut now = important_objects(&fleet_client).await?;
     // The Tenant's namespace is gone, so the Tenant is not restored, and its record is deleted.
-    let rescued = backup::record_name("gone", "acme");
-    let rescued = format!("Secret {SYSTEM_NAMESPACE}/{rescued}");
-    now.insert(rescued.clone(), restored[&rescued].clone());
+    let record_name = backup::record_name("gone", "acme");
+    let secret = format!("Secret {SYSTEM_NAMESPACE}/{record_name}");
+    now.insert(secret.clone(), restored[&secret].clone());
     assert_eq!(now, restored);
     Ok(())
 }

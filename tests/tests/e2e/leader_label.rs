@@ -218,7 +218,7 @@ async fn agent_service_follows_leader_through_every_failover() -> TestResult {
     stage.hubs[second].1.hub.thaw()?;
     eventually("the resumed hub to observe it", async || {
         let log = stage.hubs[second].1.hub.log()?;
-        let woken = log.rsplit("this hub leads").next().unwrap_or_default();
+        let woken = log.rsplit("became leader").next().unwrap_or_default();
         Ok(woken.contains("this hub is a standby").then_some(()))
     })
     .await?;

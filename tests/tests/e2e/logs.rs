@@ -57,14 +57,14 @@ async fn check_dump(agent: &Daemon) {
     for (pointer, expected) in [
         ("/member", json!("edge-1")),
         ("/session/up", json!(true)),
-        ("/wanted/chart/name", json!("small")),
+        ("/desired/chart/name", json!("small")),
         ("/reconciling", json!("reported")),
         ("/reconciler/lease/writes", json!(true)),
         ("/reconciler/listsComplete", json!(true)),
-        ("/reconciler/ownersInAll", json!(1)),
+        ("/reconciler/ownerCount", json!(1)),
         ("/reconciler/owners/0/key", json!("default/acme")),
         ("/reconciler/owners/0/error/reason", json!("UpgradeFailed")),
-        ("/charts/0/state", json!("here")),
+        ("/charts/0/state", json!("cached")),
     ] {
         assert_eq!(
             dump.pointer(pointer),
@@ -74,8 +74,8 @@ async fn check_dump(agent: &Daemon) {
     }
     for pointer in [
         "/session/forSeconds",
-        "/session/heardBeforeSeconds",
-        "/certificateEnds",
+        "/session/secondsSinceMessage",
+        "/certificateExpiry",
         "/reconciler/lease/heldForSeconds",
     ] {
         let has_value = dump
@@ -84,10 +84,11 @@ async fn check_dump(agent: &Daemon) {
         assert!(has_value, "{pointer} of {dump}");
     }
     assert_eq!(
-        dump["wanted"]["digest"], dump["applied"]["digest"],
+        dump["desired"]["digest"], dump["applied"]["digest"],
         "{dump}"
     );
-    assert_eq!(dump["wanted"]["version"], dump["reconciler"]["onRecord"]);
+    let reconciler = &dump["reconciler"];
+    assert_eq!(dump["desired"]["version"], reconciler["recordedVersion"]);
 }
 
 #[tokio::test]
@@ -141,14 +142,15 @@ async fn log_lines_identify_tenant_and_level_changes_live() -> TestResult {
     on_edge.remove("acme").await?;
 
     let dump: Value = serde_json::from_str(&hub.debug("fleet.json").await?)?;
-    assert_eq!(dump["lead"]["stand"], "leads", "{dump}");
+    assert_eq!(dump["leader"]["state"], "leading", "{dump}");
     assert_eq!(dump["replica"], "krypton-hub-0");
     assert_eq!(dump["chart"]["name"], "small", "{dump}");
     assert_eq!(dump["ca"]["phase"], "Steady", "{dump}");
     let member = &dump["members"]["edge-1"];
     assert_eq!(member["mode"], "agent", "{dump}");
     assert_eq!(member["conditions"]["Connected"]["status"], "True");
-    assert!(member["snapshot"]["wanted"]["digest"].is_string(), "{dump}");
+    let desired = &member["snapshot"]["desired"];
+    assert!(desired["digest"].is_string(), "{dump}");
     let other = hub.debug("fleet.json?member=edge-2").await?;
     let other: Value = serde_json::from_str(&other)?;
     assert_eq!(other["members"], json!({}));
@@ -170,7 +172,7 @@ async fn log_lines_identify_tenant_and_level_changes_live() -> TestResult {
     for message in [
         "running helm",
         "deployed",
-        "failed",
+        "action failed; retrying",
         "running helm uninstall",
     ] {
         of_acme(message);

@@ -14,6 +14,8 @@ use zeroize::Zeroizing;
 use super::download;
 
 const DOCKER_CONFIG: &str = ".dockerconfigjson";
+/// Host of Docker's own registry.
+pub(super) const DOCKER_HUB: &str = "registry-1.docker.io";
 
 /// Why a Secret is not usable. Never contains its content.
 #[derive(Debug, Error)]
@@ -261,7 +263,7 @@ fn docker_location(location: &str) -> String {
         .trim_end_matches('/');
     let location = location.trim_end_matches("/v1").trim_end_matches("/v2");
     match location {
-        "index.docker.io" | "docker.io" => super::oci::DOCKER_HUB.to_owned(),
+        "index.docker.io" | "docker.io" => DOCKER_HUB.to_owned(),
         location => location.to_owned(),
     }
 }

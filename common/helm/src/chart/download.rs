@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use krypton_types::loopback;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
 use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Method, Response, Url};
@@ -32,11 +33,8 @@ pub(super) fn client() -> ClientBuilder {
 }
 
 /// Returns whether the URL leads to this machine.
-pub fn is_loopback(url: &Url) -> bool {
-    let host = url.host_str().unwrap_or_default();
-    let address = host.trim_start_matches('[').trim_end_matches(']');
-    let address: Result<std::net::IpAddr, _> = address.parse();
-    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+pub(super) fn is_loopback(url: &Url) -> bool {
+    url.host_str().is_some_and(loopback::is_loopback)
 }
 
 /// Sends the requests of one fetch of `chart`.

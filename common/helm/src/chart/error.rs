@@ -48,7 +48,7 @@ pub enum ChartError {
     #[error("chart not loaded: {chart}: no such chart in the repository; check its name")]
     Unlisted { chart: Arc<ChartRef> },
     #[error(
-        "chart not loaded; repo unreachable? {chart}: {attempt} failed; check its address and the way to it"
+        "chart not loaded; repo unreachable? {chart}: {attempt} failed; check its address and the network path to it"
     )]
     Unreachable {
         chart: Arc<ChartRef>,
@@ -56,7 +56,7 @@ pub enum ChartError {
         #[source]
         source: reqwest::Error,
     },
-    #[error("chart not loaded; repo unreachable? {chart}: no full answer within {} s; check the way to it", DEADLINE.as_secs())]
+    #[error("chart not loaded; repo unreachable? {chart}: no complete response within {} s; check the network path to it", DEADLINE.as_secs())]
     Deadline { chart: Arc<ChartRef> },
     #[error(
         "chart not loaded; repo unreachable? {chart}: {attempt} returned {status}; {}", status_remedy(*.status)
@@ -73,7 +73,7 @@ pub enum ChartError {
         problem: &'static str,
     },
     #[error(
-        "chart not loaded: {chart}: {attempt}: {problem}; is it the right repository, and is it in order?"
+        "chart not loaded: {chart}: {attempt}: {problem}; check the repository's address and content"
     )]
     InvalidResponse {
         chart: Arc<ChartRef>,
@@ -111,14 +111,16 @@ pub enum ChartError {
         #[source]
         source: serde_saphyr::Error,
     },
-    #[error("chart not loaded: {chart}: index.yaml came damaged; check the way to the repository")]
+    #[error(
+        "chart not loaded: {chart}: index.yaml is damaged; check the network path to the repository"
+    )]
     Unpacking {
         chart: Arc<ChartRef>,
         #[source]
         source: std::io::Error,
     },
     #[error(
-        "chart not loaded: {chart}: the index names no usable address for it; the repository needs repair"
+        "chart not loaded: {chart}: the index contains no usable URL for it; correct the index"
     )]
     EntryUrl { chart: Arc<ChartRef> },
     #[error(

@@ -81,7 +81,12 @@ impl ChartCache {
         let fetch = async {
             let response = tokio::time::timeout(DEADLINE, fallback.fetch(chart))
                 .await
-                .unwrap_or_else(|_| Err(format!("no full answer within {} s", DEADLINE.as_secs())));
+                .unwrap_or_else(|_| {
+                    Err(format!(
+                        "no complete response within {} s",
+                        DEADLINE.as_secs()
+                    ))
+                });
             let bytes = response.map_err(|problem| ChartError::Hub {
                 chart: Arc::clone(chart),
                 problem,

@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 pub(crate) mod challenge;
 mod reference;
 
-pub(super) use reference::{DOCKER_HUB, is_oci};
+pub(super) use reference::is_oci;
 
 use challenge::Challenge;
 use reference::OciReference;

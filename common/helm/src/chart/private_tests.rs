@@ -182,7 +182,7 @@ async fn a_packed_index_is_unpacked_within_its_limit() {
     for (content, expected) in [
         (gzipped(&index("1.2.0", "a.tgz")), "1.2.0"),
         (gzipped(&bomb), "larger than 50 MiB"),
-        (b"rubbish".to_vec(), "came damaged"),
+        (b"rubbish".to_vec(), "is damaged"),
     ] {
         let site = StubSite {
             compresses_index: true,

@@ -35,9 +35,7 @@ pub enum HelmError {
         #[source]
         source: std::io::Error,
     },
-    #[error(
-        "label {key}={value} cannot be given to helm: it has a character that separates labels"
-    )]
+    #[error("label {key}={value} cannot be passed to Helm: it contains a separator of labels")]
     Label { key: String, value: String },
     #[error("helm could not be started for release {release}")]
     Spawn {
@@ -62,8 +60,8 @@ pub enum HelmError {
     #[error("release {release} was not found")]
     ReleaseNotFound { release: String },
     #[error(
-        "helm {verb} of release {release} was killed by signal {signal}, not by us; if memory ran out, \
-         increase its memory or lower --max-concurrent-helm{}",
+        "helm {verb} of release {release} was killed by signal {signal} from outside Krypton; if memory ran out, \
+         raise the memory limit or lower --max-concurrent-helm{}",
         message_suffix(.message)
     )]
     Killed {
@@ -73,8 +71,8 @@ pub enum HelmError {
         message: String,
     },
     #[error(
-        "helm {verb} of release {release} needs more than {} MiB of memory and was ended; check what the cluster's \
-         API server answers, and the size of chart and values",
+        "helm {verb} of release {release} exceeded {} MiB of memory and was stopped; check the responses of \
+         the cluster's API server, and the size of chart and values",
         MEMORY_MAX >> 20
     )]
     OutOfMemory { verb: &'static str, release: String },

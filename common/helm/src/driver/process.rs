@@ -172,7 +172,7 @@ impl HelmJob<'_> {
                     }
                     RunPhase::Killed => {
                         let seconds = KILL_DEADLINE.as_secs();
-                        let message = format!("killed, it is still there after {seconds} s");
+                        let message = format!("it still exists {seconds} s after SIGKILL");
                         return Err(io::Error::new(io::ErrorKind::TimedOut, message));
                     }
                 }
@@ -368,7 +368,7 @@ impl Running for Process {
                 }
             };
             if timeout(STDERR_DEADLINE, rest).await.is_err() {
-                tracing::warn!("a child process of Helm left its process group and still runs");
+                tracing::warn!("a child process of Helm left its group");
             }
             drop(self.pipe.take());
             let status = self.child.wait().await?;
@@ -376,7 +376,7 @@ impl Running for Process {
                 .await
                 .is_err()
             {
-                tracing::warn!("a killed process that helm started is still there");
+                tracing::warn!("a killed child process of Helm still exists");
             }
             Ok((status, self.stderr.tail.bytes.into()))
         })

@@ -65,7 +65,7 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     let output = output.and_then(|_| args.next());
     let mut args = args.skip_while(|arg| arg == "--");
     if is_expired(&until) {
-        return refuse("its time is over");
+        return refuse("its deadline has passed");
     }
     let Some(binary) = args.next() else {
         return refuse("no command is given; this is for the driver's use");

@@ -111,7 +111,8 @@ impl ActionRunner {
             };
             let instances: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
             let first = ListParams::default().limit(1);
-            let objects = call("listing what is left", instances.list_metadata(&first)).await?;
+            let objects =
+                call("listing remaining objects", instances.list_metadata(&first)).await?;
             if let Some(object) = objects.items.first() {
                 return Err(KeepReason::Blocked(format!(
                     "{} exists",

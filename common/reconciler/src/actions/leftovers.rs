@@ -190,7 +190,7 @@ impl ActionRunner {
                 Ok(RemovalOutcome::NotThere) => {}
                 Err(RemovalError::Forbidden) => stays.push(shown),
                 Err(RemovalError::Error(ActionError::Transient(problem))) if best_effort => {
-                    tracing::warn!(object = %shown, %problem, "not removed");
+                    tracing::warn!(object = %shown, %problem, "failed to remove leftover object");
                     stays.push(shown);
                 }
                 Err(RemovalError::Error(error)) => return Err(error),

@@ -82,7 +82,7 @@ impl ActionRunner {
         job: &Job,
         result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let labels = format!("owner=helm,name={}", job.release.name);
+        let labels = releases::secrets_selector(&job.release.name);
         let helm_type = format!("type={}", releases::SECRET_TYPE);
         let params = ListParams::default().labels(&labels).fields(&helm_type);
         let api = self.secrets(&job.release);

@@ -229,7 +229,7 @@ impl ActionRunner {
         {
             Ok(()) => return Ok(false),
             Err(ActionError::Failed { message, .. }) => {
-                tracing::warn!(member = %self.member.name, %message, "removing a revision");
+                tracing::warn!(member = %self.member.name, problem = %message, "removing an untrusted revision");
             }
             Err(error) => return Err(error),
         }
@@ -244,7 +244,7 @@ impl ActionRunner {
 }
 
 fn release_params(job: &Job) -> ListParams {
-    ListParams::default().labels(&format!("owner=helm,name={}", job.release.name))
+    ListParams::default().labels(&releases::secrets_selector(&job.release.name))
 }
 
 enum CheckedSecret {
@@ -287,7 +287,7 @@ fn check(
         if payload.is_none_or(|payload| payload.0.is_empty()) {
             return Ok(CheckedSecret::NoRevision);
         }
-        let problem = "has the labels of the release and not the name or type of a revision";
+        let problem = "has the labels of a revision, but not its name or type";
         return Err(misleading(secret, problem));
     };
     let release_details = match releases::check_keys(secret).and_then(|()| releases::decode(secret))

@@ -27,7 +27,8 @@ impl ActionRunner {
             self.relist(job, result).await?;
             return Err(ActionError::Conflict);
         }
-        let description = format!("Unlocked by Krypton: a Helm process that died left it {status}");
+        let description =
+            format!("Unlocked by Krypton: an interrupted Helm process left it in status {status}");
         let mut unlocked = match releases::unlocked(&secret, &description) {
             Ok(unlocked) => unlocked,
             Err(error) => {
@@ -48,8 +49,9 @@ impl ActionRunner {
         let params = PostParams::default();
         let unlocking = api.replace(&name, &params, &unlocked);
         call("unlocking the release", unlocking).await?;
-        let message =
-            format!("unlocked revision {revision}, which a Helm process that died left {status}");
+        let message = format!(
+            "unlocked revision {revision}, which an interrupted Helm process left in status {status}"
+        );
         let event = ObjectEvent::warning("ReleaseUnlocked", message);
         self.emit_event(&job.owner, event);
         self.relist(job, result).await

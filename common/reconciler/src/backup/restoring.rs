@@ -56,7 +56,7 @@ pub(crate) async fn back_up_tenants(client: &Client, known_deletions: &KnownDele
         if released > 0 {
             tracing::warn!(
                 released,
-                "the Tenant CRD is being deleted: Tenants are backed up and released, nothing is uninstalled"
+                "Tenant CRD is being deleted; saved Tenants and removed finalizers"
             );
         }
         Ok(first_error.map(|error| chain(&error)))

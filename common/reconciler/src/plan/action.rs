@@ -3,8 +3,7 @@
 use krypton_helm::slots::priority::Priority;
 use krypton_types::conditions::reason;
 
-use super::conditions::is_before_helm;
-use super::memory::Failure;
+use super::memory::{Failure, Run, is_before_helm};
 use super::readiness;
 use super::state::ReleaseState;
 use super::view::View;
@@ -90,12 +89,6 @@ impl Action {
             _ => Priority::Low,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Run {
-    Install,
-    Upgrade,
 }
 
 /// Chooses the action for a state.

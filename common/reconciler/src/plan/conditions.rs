@@ -6,8 +6,7 @@ use krypton_types::conditions::{ClusterState, State, Truth, reason};
 use krypton_types::names;
 use krypton_types::placed_tenant::placed_on;
 
-use super::action::Run;
-use super::memory::Failure;
+use super::memory::{Failure, Run, is_before_helm};
 use super::readiness::{running_readiness, updated_readiness, with_note};
 use super::state::{ReleaseState, Rollout};
 use super::view::{Hold, View};
@@ -226,19 +225,6 @@ fn after_failure(reason: &str, message: &str, view: &View<'_>) -> ClusterState {
         state.ready = ready;
     }
     state
-}
-
-/// Whether an attempt failed before Helm started.
-pub(super) fn is_before_helm(reason: &str) -> bool {
-    [
-        reason::CHART_NOT_LOADED,
-        reason::VERSION_NOT_FOUND,
-        reason::VERSION_INVALID,
-        reason::HELM_UNAVAILABLE,
-        reason::VALUES_NOT_ALLOWED,
-        reason::VALUES_TOO_LARGE,
-    ]
-    .contains(&reason)
 }
 
 /// Nothing changes, so the last reported state stays.

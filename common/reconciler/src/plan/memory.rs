@@ -3,12 +3,11 @@
 use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
 use krypton_runtime::clock::BootTime;
-use krypton_types::conditions::ClusterState;
+use krypton_types::conditions::{ClusterState, reason};
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
 use krypton_types::tenant::UpcomingStep;
 
-use super::action::Run;
 use crate::owner::ReleaseOwner;
 
 /// State of one owner that this process keeps in memory. Losing it costs a retry, never a release.
@@ -51,6 +50,25 @@ pub struct Memory {
     pub to_reread: Option<u32>,
     /// UID of a deployment whose cleanup is complete. Deployments have this instead of a finalizer.
     pub cleaned_up: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    Install,
+    Upgrade,
+}
+
+/// Whether an attempt failed before Helm started.
+pub(super) fn is_before_helm(reason: &str) -> bool {
+    [
+        reason::CHART_NOT_LOADED,
+        reason::VERSION_NOT_FOUND,
+        reason::VERSION_INVALID,
+        reason::HELM_UNAVAILABLE,
+        reason::VALUES_NOT_ALLOWED,
+        reason::VALUES_TOO_LARGE,
+    ]
+    .contains(&reason)
 }
 
 /// Drift of a revision; `None` in `message` means no drift.

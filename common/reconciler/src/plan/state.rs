@@ -7,8 +7,7 @@ use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::handling::{Handling, Remediation, WaitPolicy};
 use krypton_types::{fingerprint, names, values};
 
-use super::action::Run;
-use super::memory::Failure;
+use super::memory::{Failure, Run};
 use super::ownership::{Ownership, may_use_workspace, ownership};
 use super::revisions::{
     has_copied_run, is_failed_install, is_marked_as_rollback, is_own_run, last_good,

@@ -9,8 +9,7 @@ use krypton_types::conditions::{ClusterState, reason};
 use krypton_types::desired::{ChartState, DesiredState};
 use krypton_types::names;
 
-use super::action::Run;
-use super::memory::{Attempt, Failure, Memory};
+use super::memory::{Attempt, Failure, Memory, Run};
 use super::policy::Policy;
 use crate::index::Workspace;
 use crate::owner::ReleaseOwner;

@@ -23,8 +23,7 @@ const ANNOTATIONS: [(&str, &str); 2] = [
     (
         "mesh.openkcm.io/description",
         "Owns Krypton's record of the desired state of this cluster, Secret krypton-desired-state, which Krypton \
-         recreates. Deleting this takes that record away and nothing else: no Tenant, no release, no object of a \
-         chart.",
+         recreates. Deleting this ConfigMap deletes only that record. Tenants, releases and objects of charts stay.",
     ),
 ];
 /// Deadline of each call. The write of the desired state waits for it.
@@ -35,8 +34,8 @@ const CALL_DEADLINE: Duration = Duration::from_secs(3);
 pub enum InternalObject {
     /// Secret `krypton-desired-state`.
     DesiredState,
-    /// Secrets `krypton-rescued-tenant-…`.
-    RescuedTenants,
+    /// Secrets `krypton-tenant-backup-…`.
+    TenantBackups,
     /// Lease `krypton-agent`.
     Lease,
     /// Secret `krypton-agent-identity`.
@@ -54,7 +53,7 @@ pub enum InternalObject {
 pub fn owns(object: InternalObject) -> bool {
     match object {
         InternalObject::DesiredState => true,
-        InternalObject::RescuedTenants
+        InternalObject::TenantBackups
         | InternalObject::Lease
         | InternalObject::Identity
         | InternalObject::SetAside => false,
@@ -174,7 +173,7 @@ mod tests {
     fn anchor_owns_only_recreatable_objects() {
         let all = [
             InternalObject::DesiredState,
-            InternalObject::RescuedTenants,
+            InternalObject::TenantBackups,
             InternalObject::Lease,
             InternalObject::Identity,
             InternalObject::SetAside,

@@ -69,7 +69,7 @@ impl Reconciler {
         match result {
             Ok(result) => self.record_result(*result, now),
             Err(error) => {
-                tracing::error!(%error, member = %self.member.name, "an action failed");
+                tracing::error!(%error, member = %self.member.name, "action panicked");
                 if let Some(state) = self.owner_states.get_mut(&key) {
                     state.panicked(attempt, BootTime(now.0 + self.member.retry_max));
                 }
@@ -191,7 +191,7 @@ impl Reconciler {
                     state.hold(attempt.clone(), retry_at);
                 }
                 tracing::warn!(member = %self.member.name, %problem,
-                    retry_in_seconds = pause.as_secs(), "action failed");
+                    retry_in_seconds = pause.as_secs(), "request failed; retrying");
                 state.memory.refusal = Some(Refusal {
                     message: problem,
                     attempts: state.failures,
@@ -245,7 +245,7 @@ impl Reconciler {
         };
         let retry_at = BootTime(now.0 + pause);
         tracing::warn!(member = %self.member.name, reason, problem = %message,
-            attempts, retry_in_seconds = pause.as_secs(), "failed");
+            attempts, retry_in_seconds = pause.as_secs(), "action failed; retrying");
         // The report of this failure may be a write, too. A given-up release must not start again because of it.
         if reason == reason::SUSPENDED || keeps_previous {
             state.hold(attempt.clone(), retry_at);

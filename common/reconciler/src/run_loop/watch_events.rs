@@ -55,7 +55,7 @@ impl Reconciler {
                     self.crd_checked = false;
                 }
                 if current != previous {
-                    tracing::debug!(member = %self.member.name, crd = ?current, "the Tenant CRD");
+                    tracing::debug!(member = %self.member.name, crd = ?current, "Tenant CRD changed");
                     self.crd_checked = false;
                     if previous.is_some() && current != Some(CrdState::Present) {
                         self.crd_was_missing = true;
@@ -72,7 +72,7 @@ impl Reconciler {
             WatchEvent::Failed { resource, error } => {
                 self.cluster_problem = Some(format!("watching {resource}: {}", chain(&error)));
                 self.runner.tools.work.record_watch_failure(resource);
-                tracing::debug!(member = %self.member.name, what = resource, error = %chain(&error), "watch failed; retrying");
+                tracing::debug!(member = %self.member.name, resource, error = %chain(&error), "watch failed; retrying");
                 return;
             }
         };
@@ -107,7 +107,8 @@ impl Reconciler {
                 );
                 tracing::warn!(member = %self.member.name,
                     tenant = %format_args!("{}/{}", tenant.namespace().unwrap_or_default(), tenant.name_any()),
-                    generation = tenant.metadata.generation, "{message}");
+                    generation = tenant.metadata.generation, error = %invalid.error,
+                    "ignoring invalid Tenant");
                 let event = ObjectEvent::warning("TenantInvalid", message);
                 self.runner
                     .events

@@ -65,13 +65,13 @@ pub enum ExceededLimit {
     Event(usize),
     #[error("it nests more than {0} objects and lists")]
     Nested(usize),
-    #[error("all answers on their way have more than {0} bytes")]
+    #[error("all responses in progress exceed {0} bytes")]
     InFlight(usize),
-    #[error("it does not end within {} s", .0.as_secs_f32())]
+    #[error("it took longer than {} s", .0.as_secs_f32())]
     Total(Duration),
-    #[error("nothing comes for {} s", .0.as_secs_f32())]
+    #[error("no data arrived for {} s", .0.as_secs_f32())]
     Idle(Duration),
-    #[error("the watch does not end within {} s", .0.as_secs_f32())]
+    #[error("the watch took longer than {} s", .0.as_secs_f32())]
     Watch(Duration),
     #[error(transparent)]
     Stored(ExceededBound),
@@ -87,7 +87,7 @@ impl ExceededLimit {
 /// A response that was cut off.
 #[derive(Debug, Error)]
 #[error(
-    "failed to read the API server's answer to {request_line}: {exceeded}; check that the kubeconfig leads to a Kubernetes API server"
+    "failed to read the API server's response to {request_line}: {exceeded}; check that the kubeconfig leads to a Kubernetes API server"
 )]
 pub struct CutOffError {
     request_line: String,

@@ -101,7 +101,7 @@ pub async fn local(
             if let Some(context) = context {
                 tracing::warn!(
                     context,
-                    "the context is not used: the in-cluster configuration has none"
+                    "ignoring the context; the in-cluster configuration has none"
                 );
             }
             return Ok(ClusterConfig {

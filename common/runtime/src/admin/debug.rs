@@ -1,10 +1,10 @@
 //! Server for `/debug/`: the log filter and other information about the process, for users with access to its
 //! pod. It has no authentication, so it listens only on loopback.
 
-use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use krypton_types::error_chain::chain;
+use krypton_types::loopback;
 
 use crate::telemetry::LogLevel;
 use axum::Router;
@@ -37,7 +37,7 @@ pub async fn bind_debug(address: &BindAddress) -> Option<TcpListener> {
     let listener = match bind(DEBUG_FLAG, address).await {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::warn!(error = %chain(&error), "no /debug is served");
+            tracing::warn!(error = %chain(&error), "failed to serve /debug");
             return None;
         }
     };
@@ -48,7 +48,7 @@ pub async fn bind_debug(address: &BindAddress) -> Option<TcpListener> {
             Some(listener)
         }
         _ => {
-            tracing::warn!(%address, "no /debug is served: {DEBUG_FLAG} does not lead to loopback");
+            tracing::warn!(%address, flag = DEBUG_FLAG, "not serving /debug on a non-loopback address");
             None
         }
     }
@@ -100,7 +100,7 @@ async fn require_loopback_host(request: Request, next: Next) -> Response {
     match is_local {
         true => next.run(request).await,
         false => {
-            let problem = "ask by localhost or a loopback address\n";
+            let problem = "use the host name localhost or a loopback address\n";
             (StatusCode::FORBIDDEN, problem).into_response()
         }
     }
@@ -112,8 +112,7 @@ fn is_loopback_host(host: &str) -> bool {
         Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
         _ => host,
     };
-    let ip: Result<IpAddr, _> = name.trim_matches(['[', ']']).parse();
-    name.eq_ignore_ascii_case("localhost") || ip.is_ok_and(|ip| ip.is_loopback())
+    loopback::is_loopback(name)
 }
 
 /// Sets the filter, and restores the previous one when its duration ends.
@@ -154,7 +153,9 @@ fn duration_from_query(query: Option<&str>) -> Result<Option<Duration>, String> 
         .filter(|part| !part.is_empty())
     {
         let Some(text) = part.strip_prefix("for=") else {
-            return Err(format!("{part}: only for=DURATION is known"));
+            return Err(format!(
+                "unknown parameter {part}; only for=DURATION is supported"
+            ));
         };
         duration = parse_filter_duration(text)?;
     }
@@ -179,18 +180,15 @@ pub fn parse_filter_duration(text: &str) -> Result<Option<Duration>, String> {
         Some(Duration::ZERO) => Ok(None),
         Some(duration) if duration <= FILTER_DURATION_MAX => Ok(Some(duration)),
         _ => Err(format!(
-            "for={text}: write it as 90s, 15m or 2h, at most 24h, or 0 for until the restart"
+            "for={text} is not a valid duration; write 90s, 15m or 2h, at most 24h, or 0 until the restart"
         )),
     }
 }
 
 /// Returns whether only processes on this machine can reach the address.
 pub fn is_loopback(address: &BindAddress) -> bool {
-    let Some(host) = &address.host else {
-        return false;
-    };
-    let ip: Result<std::net::IpAddr, _> = host.parse();
-    host == "localhost" || ip.is_ok_and(|ip| SocketAddr::from((ip, 0)).ip().is_loopback())
+    let host = address.host.as_deref();
+    host.is_some_and(loopback::is_loopback)
 }
 
 #[cfg(test)]

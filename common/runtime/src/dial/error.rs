@@ -42,9 +42,7 @@ pub enum DialError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    #[error(
-        "{0} answers, but not with TLS: is this the hub's --listen port? a plain HTTP server, or something else, answered"
-    )]
+    #[error("{0} answers, but not with TLS; check that this is the hub's --listen port")]
     NotTls(String),
     #[error(
         "{address} closes the connection before the TLS handshake ends; check that this is the hub's --listen port and that no proxy closes it"

@@ -93,15 +93,15 @@ pub async fn follow_file<T: PartialEq, E: Error + From<FileError>>(
         let problem = is_hung.then(|| FileError::Hangs(file.clone()).to_string());
         match &problem {
             Some(problem) => {
-                tracing::error!(error = %problem, "keeping the last content of the {name}")
+                tracing::error!(error = %problem, file = name, "failed to load a file; keeping its last content");
             }
-            None => tracing::info!(path = %path.display(), "the {name} answers again"),
+            None => tracing::info!(path = %path.display(), file = name, "file is readable again"),
         }
         on_hang(problem);
     };
     let publish = |content: T| {
         if content_tx.send_if_changed(content) {
-            tracing::info!(path = %path.display(), "the {name} has changed");
+            tracing::info!(path = %path.display(), file = name, "file changed");
         }
     };
     let parse = |bytes: &[u8]| parse(&path, bytes);
@@ -134,7 +134,7 @@ async fn follow<T, E: Error + From<FileError>>(
             match content.map_err(E::from).and_then(|bytes| parse(&bytes)) {
                 Ok(content) => publish(content),
                 Err(error) => {
-                    tracing::error!(error = %chain(&error), "keeping the last content of the {name}");
+                    tracing::error!(error = %chain(&error), file = name, "failed to load a file; keeping its last content");
                 }
             }
         }

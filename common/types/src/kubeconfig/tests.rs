@@ -634,7 +634,7 @@ fn unusable_certificate_key_or_token_is_rejected() {
     let no_certificate = "client-certificate-data holds no PEM certificate";
     let no_key = "client-key-data holds no PEM private key";
     let locked = "client-key-data holds no PEM private key, or one that is enc";
-    let illegal_character = "token has a character that no token has";
+    let illegal_character = "token has an invalid character";
     for (pointer, value, message) in [
         (ca, json!("%%%"), "certificate-authority-data is not base64"),
         (ca, encode("hello"), no_ca),

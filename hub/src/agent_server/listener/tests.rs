@@ -280,7 +280,7 @@ async fn strangers_do_not_take_the_places_of_agents() {
         format!("edge-1 {UID}")
     );
     identity(&mut second).await.unwrap();
-    assert_eq!(hub.metrics.refused_count("strangers"), 1);
+    assert_eq!(hub.metrics.refused_count("unauthenticated"), 1);
 }
 
 #[tokio::test]

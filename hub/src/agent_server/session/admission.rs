@@ -97,7 +97,7 @@ impl Sessions {
         let now = clock::wall();
         let keys = member.admission.get().keys;
         let name = &certificate.cluster;
-        match agent_keys::key_status(keys.as_ref(), &agent_keys::key_of(certificate), now) {
+        match agent_keys::key_status(keys.as_ref(), &certificate.recorded_key(), now) {
             KeyStatus::Valid => Ok(()),
             KeyStatus::Replaced => Err(Status::unavailable(
                 "a newer key has replaced that of this agent's certificate",
@@ -152,7 +152,7 @@ mod tests {
     use crate::edgecluster::status::status;
     use crate::home_events::HomeEvents;
     use crate::leader::Leader;
-    use crate::tenants::PhaseCounts;
+    use crate::members::tenant_reports::PhaseCounts;
 
     const MEMBER: &str = "edge-1";
 
@@ -183,7 +183,7 @@ mod tests {
             watchdog: Watchdog::default(),
         };
         let keys = AgentKeys {
-            current: agent_keys::key_of(&certificate("a")),
+            current: certificate("a").recorded_key(),
             next: None,
         };
         let member = sessions.members.get_or_create(MEMBER, "u");

@@ -64,7 +64,7 @@ pub(crate) fn read(output: &[u8], version: ApiVersion) -> Result<Credential, Cre
         .is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic()))
     {
         return Err(CredentialError::Invalid(
-            "a token with a character that no token has",
+            "a token with an invalid character",
         ));
     }
     let certificate = text(

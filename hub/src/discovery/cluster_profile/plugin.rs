@@ -274,7 +274,7 @@ impl PluginProcess {
             }
         };
         if timeout(CLEAN_UP_TIMEOUT, rest).await.is_err() {
-            tracing::warn!(plugin = %program, "a process of the plugin left its group and keeps running");
+            tracing::warn!(plugin = %program, "a child process of the plugin left its group");
         }
         let status = self.child.wait().await?;
         self.group.reaped = true;

@@ -7,7 +7,7 @@ use krypton_types::tenant::{TenantKey, TenantReport};
 
 use super::*;
 use crate::members::health::reported;
-use crate::tenants::TenantReports;
+use crate::members::tenant_reports::TenantReports;
 
 const MEMBER: &str = "edge-1";
 

@@ -23,7 +23,7 @@ fn empty() -> Dump {
         replica: Some("krypton-hub-0".to_owned()),
         started: Timestamp::UNIX_EPOCH,
         now: Timestamp::UNIX_EPOCH,
-        lead: None,
+        leader: None,
         chart: None,
         ca: Some(CaDump::new(&authority())),
         helm: HelmDump::new(
@@ -151,7 +151,7 @@ fn dump_json(view: &FleetView, only: Option<&str>) -> Value {
 fn fleet_dump_is_complete_and_hides_secrets() {
     let mut dump = dump_json(&fleet(), None);
     assert!(!dump.to_string().contains(HIDDEN), "{dump}");
-    dump["lead"]["won"] = Value::Null;
+    dump["leader"]["acquired"] = Value::Null;
     let roots = dump["ca"]["roots"].take();
     assert_eq!(roots.as_array().unwrap().len(), 1);
     let chart = |version: &str| json!({"repo": "https://charts.example.org/stable", "name": "small", "version": version});
@@ -163,7 +163,7 @@ fn fleet_dump_is_complete_and_hides_secrets() {
             "replica": "krypton-hub-0",
             "started": "1970-01-01T00:00:00Z",
             "now": "1970-01-01T00:00:00Z",
-            "lead": { "stand": "leads", "leader": null, "epoch": 1, "won": null },
+            "leader": { "state": "leading", "holder": null, "epoch": 1, "acquired": null },
             "chart": {
                 "epoch": 2, "repo": "https://charts.example.org/stable", "name": "small", "version": "1.0.0",
                 "problem": null,
@@ -171,17 +171,17 @@ fn fleet_dump_is_complete_and_hides_secrets() {
             "ca": { "phase": "Steady", "roots": null },
             "charts": [
                 {
-                    "chart": chart("1.0.0"), "state": "here", "forSeconds": 60, "found": "1.0.0", "sha256": "sum",
+                    "chart": chart("1.0.0"), "state": "cached", "forSeconds": 60, "resolvedVersion": "1.0.0", "sha256": "sum",
                     "fault": null, "attempts": 0, "retryInSeconds": null,
                 },
                 {
-                    "chart": chart("1.1.0"), "state": "failed", "forSeconds": 5, "found": null, "sha256": null,
+                    "chart": chart("1.1.0"), "state": "failed", "forSeconds": 5, "resolvedVersion": null, "sha256": null,
                     "fault": "ChartNotLoaded", "attempts": 3, "retryInSeconds": 3,
                 },
             ],
             "waiting": { "calls": 0, "lists": 0, "runs": 0, "urgent": 0 },
             "helm": {
-                "inAll": 4, "perMember": 3, "running": { "edge-1": 2 },
+                "limit": 4, "limitPerMember": 3, "running": { "edge-1": 2 },
                 "waiting": [{ "member": "edge-2", "priority": "high", "forSeconds": 70 }],
             },
             "members": {
@@ -195,16 +195,16 @@ fn fleet_dump_is_complete_and_hides_secrets() {
                     "clusterUid": "uid-of-the-cluster",
                     "kubernetesVersion": null,
                     "agentVersion": "0.1.0",
-                    "holder": "agent/krypton-agent-0/1",
-                    "certificateEnds": "2027-01-15T08:00:00Z",
-                    "accessEnds": null,
+                    "leaseHolder": "agent/krypton-agent-0/1",
+                    "certificateExpiry": "2027-01-15T08:00:00Z",
+                    "accessExpiry": null,
                     "applied": { "version": "2.6", "digest": "sha" },
                     "tenants": { "total": 0, "ready": 0, "pending": 0, "error": 0 },
                     "snapshot": {
                         "edgeClusterUid": "uid-of-the-object",
-                        "wanted": { "version": "2.7", "digest": "newer" },
-                        "wantedForSeconds": 40,
-                        "paused": true, "retire": false, "deployments": 0, "placed": 0, "refused": true,
+                        "desired": { "version": "2.7", "digest": "newer" },
+                        "desiredForSeconds": 40,
+                        "paused": true, "decommission": false, "deployments": 0, "placed": 0, "refused": true,
                         "sessions": { "krypton-agent-0": 17 },
                     },
                 },
@@ -216,8 +216,8 @@ fn fleet_dump_is_complete_and_hides_secrets() {
                         "TargetClusterResolved": starting,
                         "ValuesResolved": { "status": "False", "reason": "ValuesMissing" },
                     },
-                    "clusterUid": null, "kubernetesVersion": null, "agentVersion": null, "holder": null,
-                    "certificateEnds": null, "accessEnds": null, "applied": null,
+                    "clusterUid": null, "kubernetesVersion": null, "agentVersion": null, "leaseHolder": null,
+                    "certificateExpiry": null, "accessExpiry": null, "applied": null,
                     "tenants": { "total": 0, "ready": 0, "pending": 0, "error": 0 },
                     "snapshot": null,
                 },
@@ -233,7 +233,7 @@ fn dump_filters_by_member_and_starts_empty() {
     assert_eq!(members.keys().collect::<Vec<_>>(), ["edge-2"]);
     let none = dump_json(&FleetView::default(), None);
     assert_eq!(
-        (&none["lead"], &none["members"]),
+        (&none["leader"], &none["members"]),
         (&Value::Null, &json!({}))
     );
 }

@@ -11,12 +11,11 @@ use krypton_crds::edge_cluster::Mode;
 use krypton_hub::{
     edgecluster::FleetChart,
     leader::{Leader, LeaderState},
-    members::member::PublishedState,
+    members::{member::PublishedState, tenant_reports::TenantReportChanges},
     observe::{
         member_metrics::{FleetView, HomeState},
         metrics::{SessionMetrics, registry},
     },
-    tenants::TenantReportChanges,
 };
 use krypton_reconciler::{drift::DriftMetrics, metrics::WorkMetrics};
 use krypton_runtime::clock::BootTime;

@@ -3,9 +3,8 @@
 use reqwest::Url;
 
 use crate::chart::ChartRef;
+use crate::chart::credentials::DOCKER_HUB;
 
-/// Host of Docker's own registry.
-pub(crate) const DOCKER_HUB: &str = "registry-1.docker.io";
 const SCHEME: &str = "oci://";
 
 /// Returns whether the chart is in an OCI registry.
