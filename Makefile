@@ -91,7 +91,7 @@ fmt: rust ## Format the code
 
 tidy: fmt
 
-tools: ## Build the local Kubernetes into a cache outside the checkout (once, about 13 minutes)
+tools: ## Build the local Kubernetes into a cache outside the checkout (once, about 10 minutes)
 	@hack/tools/tools.sh >/dev/null
 
 images: ## Build the images of hub and agent with docker (IMAGES_FROM=containers: programs too; REGISTRY, TAG)

@@ -60,7 +60,7 @@ case "${1-} $#" in
     # Cargo compares only times. It would take older files for compiled, and compile a fresh clone of the same files again.
     # So all of ours in the folder belongs to one set of files: the sources of the programs and of the fuzz targets.
     touch "$folder/lock"
-    # Release programs have dependencies of their own.
+    # Release programs need other builds of their dependencies.
     if [ "$2" != shipped ] && [ -d "$cache/debug" ] && ! [ -d "$folder/debug" ]; then
       cp -a "$cache/debug" "$folder/debug"
     fi

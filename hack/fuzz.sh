@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes each target, or FUZZ_TARGET alone, for FUZZ_SECONDS (60; 0: only compiles them), from the seeds in fuzz/corpus;
-# FUZZ_JOBS targets at a time (one on each core).
+# Fuzzes each target, or FUZZ_TARGET alone, from the seeds in fuzz/corpus. FUZZ_SECONDS is the time for each (60; 0: only
+# compile), and FUZZ_JOBS the number of targets at a time (one on each core).
 # The build folder keeps the inputs that reach new code, for the next run. If an input breaks a promise, the script names
 # the file with the input, and the other targets still run.
 #   fuzz.sh [LIBFUZZER_ARGS...]

@@ -10,8 +10,8 @@
 #
 #   RELEASE_DIR   folder for all results (default: release-dry-run in cargo's target folder)
 #   RELEASE_TAG   the tag of the release. With it, REGISTRY and the plug-in for every system must be there
-#   REGISTRY      host and path of the images, such as registry.example.org/krypton. It becomes the default of
-#                 image.registry in the charts, and in those that the plug-in contains (default: none)
+#   REGISTRY      host and path of the images, such as registry.example.org/krypton (default: none). The charts, also
+#                 in the plug-in, get it as the default of image.registry
 #   RELEASE_URL   address of the repository with the release (default: the home of the charts)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
