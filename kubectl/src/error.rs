@@ -100,7 +100,7 @@ pub struct CallError {
     pub(crate) error: ApiError,
 }
 
-/// How rustls begins each reason to reject a server's certificate.
+/// Prefix of all errors of rustls about a server's certificate.
 const UNTRUSTED: &str = "invalid peer certificate";
 
 impl CallError {

@@ -9,17 +9,21 @@ use std::time::Duration;
 use clap::Args;
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::error::KubectlError;
-use crate::home::{DEFAULT_HUB_NAMESPACE, TargetArgs};
-use crate::program::Program;
+use crate::home::{Connection, DEFAULT_HUB_NAMESPACE, TargetArgs};
+use crate::program::{Program, pods_of, unready_cause};
+use crate::render::text_at;
 use crate::tool::Tool;
 
 include!(concat!(env!("OUT_DIR"), "/charts.rs"));
 
 /// Oldest Helm with all flags of [`ChartRelease::install`]: major and minor version.
 const MIN_HELM: (u32, u32) = (3, 14);
+/// Pods that an error describes.
+const PODS_MAX: usize = 3;
 /// Time for Helm to end after its own timeout.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -116,9 +120,11 @@ pub(crate) struct ChartRelease<'a> {
 
 impl ChartRelease<'_> {
     /// Installs or upgrades it and waits until it is ready. Values of an earlier installation remain. `chart` replaces
-    /// the chart in this program; `values` are Helm's own flags. Returns Helm's output.
+    /// the chart in this program; `values` are Helm's own flags. Returns Helm's output. If Helm fails, the error also says
+    /// why pods are not ready.
     pub(crate) async fn install(
         &self,
+        connection: &Connection,
         chart: Option<&str>,
         values: &[OsString],
     ) -> Result<String, KubectlError> {
@@ -133,8 +139,15 @@ impl ChartRelease<'_> {
         let command = ["upgrade", "--install", self.program.chart()].map(OsString::from);
         let flags = ["--create-namespace", "--reset-then-reuse-values"].map(OsString::from);
         let args = command.into_iter().chain([chart]).chain(flags);
-        self.run(args.chain(values.iter().cloned()), &self.wait_flags())
-            .await
+        let args = args.chain(values.iter().cloned());
+        match self.run(args, &self.wait_flags()).await {
+            Err(KubectlError::Failed(mut message)) => {
+                let pods = pods_of(connection, self.namespace, self.program).await;
+                message += &unready_pods(&pods.unwrap_or_default());
+                Err(KubectlError::Failed(message))
+            }
+            result => result,
+        }
     }
 
     /// Returns whether Helm has the release, in any state except uninstalled.
@@ -191,12 +204,28 @@ impl ChartRelease<'_> {
     }
 }
 
+/// Describes the pods that are not ready.
+fn unready_pods(pods: &[Value]) -> String {
+    let described = pods.iter().filter_map(|pod| {
+        let name = text_at(pod, "/metadata/name").unwrap_or_default();
+        let cause = unready_cause(pod)?;
+        let remedy = match cause.contains("Image") {
+            true => ", check image.registry and image.tag",
+            false => "",
+        };
+        Some(format!("; pod {name}: {cause}{remedy}"))
+    });
+    described.take(PODS_MAX).collect()
+}
+
 fn unpacking(error: io::Error) -> KubectlError {
     KubectlError::Failed(format!("writing the chart to a temporary folder: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[tokio::test]
@@ -222,6 +251,25 @@ mod tests {
             let error = release.uninstall().await.unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn failed_installation_names_pods_that_wait() {
+        let pod = |name: &str, reason: &str, message: &str| {
+            json!({
+                "metadata": {"name": name},
+                "status": {"containerStatuses": [
+                    {"state": {"waiting": {"reason": reason, "message": message}}},
+                ]},
+            })
+        };
+        let ready = json!({"metadata": {"name": "hub-0"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        let waiting = pod("hub-1", "ImagePullBackOff", "no such image");
+        let crashing = pod("hub-2", "CrashLoopBackOff", "back-off");
+        assert_eq!(
+            unready_pods(&[ready, waiting, crashing]),
+            "; pod hub-1: ImagePullBackOff: no such image, check image.registry and image.tag; pod hub-2: CrashLoopBackOff: back-off"
+        );
     }
 
     #[test]

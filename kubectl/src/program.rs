@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::error::KubectlError;
 use crate::home::{Connection, TargetArgs};
 use crate::objects::Scope;
+use crate::render::{reason_and_message, text_at};
 
 /// A program of the fleet. Each has a chart, and a debug port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -97,6 +98,21 @@ pub(crate) async fn pods_of(
     };
     pods.retain(|pod| !has_ended(pod) && programs(pod).any(|other| other == program));
     Ok(pods)
+}
+
+pub(crate) fn list_at<'a>(pod: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
+    let list = pod.pointer(pointer).and_then(Value::as_array);
+    list.into_iter().flatten()
+}
+
+/// Returns why a container waits, otherwise the first condition that is not met.
+pub(crate) fn unready_cause(pod: &Value) -> Option<String> {
+    let mut statuses = list_at(pod, "/status/containerStatuses");
+    let waiting = statuses.find_map(|status| status.pointer("/state/waiting"));
+    let mut conditions = list_at(pod, "/status/conditions");
+    let cause = waiting.or_else(|| conditions.find(|it| it["status"] == "False"))?;
+    let text = |pointer| text_at(cause, pointer).unwrap_or_default();
+    Some(reason_and_message(&text("/reason"), &text("/message")))
 }
 
 /// Returns the program's image in the pod.

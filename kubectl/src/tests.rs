@@ -319,6 +319,8 @@ async fn invalid_arguments_are_rejected_without_any_request() {
             &["get", "tenants", "--fleet", "-l", "a=b=c"],
             "\"a=b=c\" does not select labels",
         ),
+        (&["get", "clusters", "--fleet"], "lists only Tenants"),
+        (&["leave", "edge-1"], "<--orphan|--uninstall>"),
         (
             &["get", "tenants", "-o", "jsonpath={.items[?(@.a==1)]}"],
             "is not supported",

@@ -17,7 +17,8 @@ use serde_json::Value;
 use crate::error::KubectlError;
 use crate::explain::explanation::Explainer;
 use crate::explain::sources::Lookup;
-use crate::render::{age, decode, reason_and_message, text_at};
+use crate::program::{list_at, unready_cause};
+use crate::render::{age, decode, text_at};
 use crate::statement::{Line, Mark};
 
 /// Oldest minor version of Kubernetes 1 whose API servers accept the CRDs.
@@ -307,24 +308,9 @@ fn pod_defect(namespace: &str, pod: &Value, now: Timestamp) -> Option<Line> {
     })
 }
 
-fn list_at<'a>(pod: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
-    let list = pod.pointer(pointer).and_then(Value::as_array);
-    list.into_iter().flatten()
-}
-
 fn is_ready(pod: &Value) -> bool {
     list_at(pod, "/status/conditions")
         .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
-}
-
-/// Returns why a container waits, otherwise the first condition that is not met.
-fn unready_cause(pod: &Value) -> Option<String> {
-    let mut statuses = list_at(pod, "/status/containerStatuses");
-    let waiting = statuses.find_map(|status| status.pointer("/state/waiting"));
-    let mut conditions = list_at(pod, "/status/conditions");
-    let cause = waiting.or_else(|| conditions.find(|it| it["status"] == "False"))?;
-    let text = |pointer| text_at(cause, pointer).unwrap_or_default();
-    Some(reason_and_message(&text("/reason"), &text("/message")))
 }
 
 /// Describes the last restart of a container, if it was recent.

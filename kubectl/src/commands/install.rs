@@ -34,7 +34,8 @@ pub(crate) struct Install {
 /// Changes nothing if the cluster or the user's rights do not fit.
 pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<CommandOutput, KubectlError> {
     let namespace = args.program.named_namespace(&target.args)?;
-    check::ensure_installable(&target.connect().await?, args.program).await?;
+    let cluster = target.connect().await?;
+    check::ensure_installable(&cluster, args.program).await?;
     args.helm.check_version().await?;
     let release = ChartRelease {
         program: args.program,
@@ -49,6 +50,8 @@ pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<CommandOut
     for value in &args.values {
         values.extend([OsString::from("--set"), value.into()]);
     }
-    let output = release.install(args.chart.as_deref(), &values).await?;
+    let output = release
+        .install(&cluster, args.chart.as_deref(), &values)
+        .await?;
     Ok(CommandOutput::stdout(output))
 }

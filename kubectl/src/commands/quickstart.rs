@@ -315,7 +315,7 @@ async fn install_hub(
     for value in &args.values {
         values.extend([OsString::from("--set"), value.into()]);
     }
-    release.install(None, &values).await.map(drop)
+    release.install(home, None, &values).await.map(drop)
 }
 
 /// Creates the Tenant if it does not exist.

@@ -347,6 +347,40 @@ async fn json_and_yaml_print_full_lists() {
 }
 
 #[tokio::test]
+async fn watch_fails_if_first_list_fails() {
+    for (code, reason) in [(500, "InternalError"), (400, "BadRequest")] {
+        let server = FakeApiServer::with_responses(vec![failure(code, reason, "no list")]).await;
+        let error = server.error(&["get", "clusters", "--watch"]).await;
+        assert!(error.contains("no list"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn unreachable_cluster_is_reported_with_cause() {
+    let server = FakeApiServer::with_responses(Vec::new()).await;
+    let config = server.directory.path().join("config");
+    let closed = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "home",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "contexts": [{"name": "home", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+    });
+    std::fs::write(config, closed.to_string()).unwrap();
+    let error = server.error(&["get", "clusters"]).await;
+    assert!(error.contains("Connection refused"), "{error}");
+}
+
+#[tokio::test]
+async fn context_without_kubeconfig_is_wrong_usage() {
+    let args = ["kubectl-krypton", "--context=prod", "get", "clusters"];
+    let result = run(args.map(OsString::from), &|_| None, now(), &mut Vec::new()).await;
+    let Err(KubectlError::Usage(error)) = result else {
+        panic!("a cluster was contacted")
+    };
+    assert!(error.to_string().contains("set --kubeconfig"), "{error}");
+}
+
+#[tokio::test]
 async fn server_errors_are_one_line_naming_cluster() {
     let forbidden = "may not list edgeclusters in all namespaces";
     let failed = "listing edgeclusters on the cluster \"home\" failed";

@@ -104,7 +104,7 @@ pub(crate) async fn run(
 }
 
 /// Returns the error, and whether retrying cannot help: a missing permission or kind does not appear, but an API server
-/// recovers. Returns `None` for the end of a watch, which is no failure.
+/// recovers. Returns `None` if the watch only ended.
 fn watch_error(
     error: watcher::Error,
     objects: &Objects<DynamicObject>,

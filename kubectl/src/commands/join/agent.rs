@@ -33,7 +33,8 @@ pub(super) async fn install(
         cluster: &target.args,
         helm,
     };
-    release.install(chart, &values).await.map(drop)
+    let cluster = target.connect().await?;
+    release.install(&cluster, chart, &values).await.map(drop)
 }
 
 /// Waits until the home cluster shows the member as connected.
