@@ -356,7 +356,7 @@ pub(super) fn authority(roots: &[Validity], now: Timestamp) -> Option<Line> {
     })
 }
 
-/// `addresses`: those that the hub advertises to agents. Returns a line only if there is none.
+/// Returns a line if the hub advertises no address to agents.
 pub(super) fn addresses(addresses: &[String]) -> Option<Line> {
     let text = "the hub advertises no address, so kubectl krypton join needs --address";
     let line = Line::new(Mark::Note, text, ADDRESS_REMEDY).with_docs(ADDRESS_DOCS);

@@ -79,13 +79,17 @@ pub(crate) async fn run(
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
-    let edge = join.agent_context.as_deref();
-    let edge = edge.map(|context| target.with_context(context));
-    if let Some(edge) = &edge {
-        ensure_installable(&edge.connect().await?, Program::Agent).await?;
-        // Before the command replaces the EdgeCluster or creates a token.
-        join.helm.check_version().await?;
-    }
+    let edge = match &join.agent_context {
+        Some(context) => {
+            let edge = target.with_context(context);
+            let cluster = edge.connect().await?;
+            ensure_installable(&cluster, Program::Agent).await?;
+            // Before the command replaces the EdgeCluster or creates a token.
+            join.helm.check_version().await?;
+            Some((edge, cluster))
+        }
+        None => None,
+    };
     let replaced = match join.replace {
         true => Some(ReplacedMember::read(&home, &join.name).await?),
         false => None,
@@ -109,7 +113,7 @@ pub(crate) async fn run(
     })?;
     let values = chart_flags(image.as_deref(), &join.values);
     let mut output = match &edge {
-        Some(edge) => {
+        Some((edge, cluster)) => {
             let name = &bundle.cluster;
             // The cluster may reach the hub although this machine does not, so this is only a hint.
             let defect = Box::pin(connection_defect(&bundle, target.env)).await;
@@ -117,7 +121,8 @@ pub(crate) async fn run(
             let hint = hint.unwrap_or_default();
             let values = values.into_iter().flatten().map(OsString::from).collect();
             let joining = async {
-                agent::install(edge, &yaml, join.chart.as_deref(), values, &join.helm).await?;
+                let release = agent::release(&edge.args, &join.helm);
+                agent::install(&release, cluster, &yaml, join.chart.as_deref(), values).await?;
                 agent::wait_until_connected(&home, name, join.helm.timeout).await
             };
             let replacement_note = match replaced {

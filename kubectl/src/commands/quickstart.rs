@@ -386,8 +386,8 @@ mod tests {
         quickstart: Quickstart,
     }
 
-    /// A folder with a program `kind` that records its arguments and runs these cases of a shell, and with a program
-    /// `helm` that only prints its version.
+    /// A folder with two programs. `kind` records its arguments and runs these cases of a shell. `helm` prints its
+    /// version.
     struct StubKind(TempDir);
 
     impl StubKind {

@@ -8,7 +8,7 @@ use kube::api::DynamicObject;
 
 use crate::error::KubectlError;
 use crate::helm::{ChartRelease, HelmArgs};
-use crate::home::{Connection, Target};
+use crate::home::{Connection, TargetArgs};
 use crate::kind::Kind;
 use crate::objects::{Scope, condition};
 use crate::program::Program;
@@ -16,25 +16,28 @@ use crate::tool::temporary_file;
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
+/// The agent's release on the cluster of these arguments.
+pub(super) fn release<'a>(cluster: &'a TargetArgs, helm: &'a HelmArgs) -> ChartRelease<'a> {
+    ChartRelease {
+        program: Program::Agent,
+        namespace: SYSTEM_NAMESPACE,
+        cluster,
+        helm,
+    }
+}
+
 /// Installs the agent with this bundle. `values` are Helm's own flags.
 pub(super) async fn install(
-    target: &Target<'_>,
+    release: &ChartRelease<'_>,
+    cluster: &Connection,
     bundle: &str,
     chart: Option<&str>,
     mut values: Vec<OsString>,
-    helm: &HelmArgs,
 ) -> Result<(), KubectlError> {
     let file = temporary_file("the bundle", bundle)?;
     let value = format!("join.bundle={}", file.path().display());
     values.extend(["--set-file".into(), value.into()]);
-    let release = ChartRelease {
-        program: Program::Agent,
-        namespace: SYSTEM_NAMESPACE,
-        cluster: &target.args,
-        helm,
-    };
-    let cluster = target.connect().await?;
-    release.install(&cluster, chart, &values).await.map(drop)
+    release.install(cluster, chart, &values).await.map(drop)
 }
 
 /// Waits until the home cluster shows the member as connected.
