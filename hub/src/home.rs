@@ -107,13 +107,15 @@ impl HomeError {
     /// Whether the error may be temporary: the `apiserver` of the hub's own cluster may not be up yet.
     pub fn is_retryable(&self, apiserver: &StartupGrace) -> bool {
         match self {
-            Self::FetchSecret { source, .. } => match source.code() {
-                None | Some(429 | 500..) => {
+            Self::FetchSecret { source, .. } => match source.status() {
+                Some(status) if matches!(status.code, 401 | 403) => {
+                    apiserver.covers(&status.message)
+                }
+                Some(status) if status.code < 500 && status.code != 429 => false,
+                _ => {
                     apiserver.record_no_response();
                     true
                 }
-                Some(401 | 403) => apiserver.is_active(),
-                Some(_) => false,
             },
             _ => false,
         }

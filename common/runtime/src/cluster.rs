@@ -40,7 +40,7 @@ impl ClusterError {
                 apiserver.record_no_response();
                 true
             }
-            Self::Forbidden(_) | Self::Unauthorized(_) => apiserver.is_active(),
+            Self::Forbidden(message) | Self::Unauthorized(message) => apiserver.covers(message),
         }
     }
 }

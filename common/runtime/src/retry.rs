@@ -13,6 +13,8 @@ use crate::clock::BootTime;
 /// Grace period after an API server's start. It serves requests before it has read all roles, so it rejects some
 /// requests at first.
 const STARTUP_GRACE: Duration = Duration::from_secs(15);
+/// Part of a rejection by an API server that has not read its roles. Every Kubernetes cluster has this role.
+const MISSING_ROLE: &str = "\"system:discovery\" not found";
 const RETRY_MAX: Duration = Duration::from_secs(15);
 
 /// Distinguishes temporary rejections from permanent ones by the time since the API server last failed to respond.
@@ -33,9 +35,9 @@ impl StartupGrace {
         self.0.set(BootTime::now());
     }
 
-    /// Returns whether a rejection can be temporary.
-    pub fn is_active(&self) -> bool {
-        BootTime::now().since(self.0.get()) < STARTUP_GRACE
+    /// Returns whether a rejection with this message can be temporary.
+    pub fn covers(&self, message: &str) -> bool {
+        message.contains(MISSING_ROLE) || BootTime::now().since(self.0.get()) < STARTUP_GRACE
     }
 }
 
@@ -130,6 +132,15 @@ mod tests {
         count.set(0);
         let error = retry_until_ready("test", &stop, |error| error.0 < 2, attempt).await;
         assert!(matches!(error, Err(Failed(2))));
+    }
+
+    #[test]
+    fn rejection_is_permanent_once_roles_are_read() {
+        let unread = r#"RBAC: clusterrole.rbac.authorization.k8s.io "system:discovery" not found"#;
+        let started = StartupGrace::new();
+        assert!(started.covers("forbidden") && started.covers(unread));
+        let running = StartupGrace(Cell::new(BootTime::default()));
+        assert!(!running.covers("forbidden") && running.covers(unread));
     }
 
     #[tokio::test(start_paused = true)]
