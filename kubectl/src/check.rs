@@ -28,10 +28,10 @@ use crate::kind::Kind;
 use crate::local_clock::LocalClock;
 use crate::objects::Scope;
 use crate::program::{Program, pods_of};
-use crate::render::{CommandOutput, OutputFormat, encode};
-use crate::statement::{self, Line, Mark, StatementFormat};
+use crate::render::{CommandOutput, DocumentFormat, encode};
+use crate::statement::{self, Line, Mark};
 
-pub(crate) use edge::connection_defect;
+pub(crate) use edge::{connection_defect, read as read_bundle};
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Check {
@@ -42,6 +42,9 @@ pub(super) struct Check {
     /// this machine to the hub
     #[arg(long, value_name = "FILE", conflicts_with = "pre")]
     bundle: Option<PathBuf>,
+    /// Check the home cluster and the hub, but not the members
+    #[arg(long, conflicts_with_all = ["pre", "bundle", "manifest"])]
+    hub_only: bool,
     /// Check Helm's rights on this cluster for the rendered chart in this file, the output of helm template; - reads
     /// standard input
     #[arg(long, value_name = "FILE", conflicts_with = "pre")]
@@ -56,7 +59,7 @@ pub(super) struct Check {
     account: Option<ServiceAccount>,
     /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]
-    output: Option<StatementFormat>,
+    output: Option<DocumentFormat>,
 }
 
 impl Check {
@@ -102,14 +105,14 @@ pub(super) async fn run(
         None if args.pre => check_before_installation(&cluster, Program::Hub, Some(clock)).await,
         None => {
             let hub_namespace = target.args.hub_namespace.as_deref();
-            check_installation(&cluster, hub_namespace, clock, now).await
+            check_installation(&cluster, hub_namespace, args.hub_only, clock, now).await
         }
     };
     let has_failed = has_failed(&lines);
     let output = CommandOutput::stdout(match args.output {
-        Some(StatementFormat::Json) => {
+        Some(format) => {
             let value = json!({"passed": !has_failed, "lines": statement::to_json(&lines)});
-            encode(OutputFormat::Json, &value)?
+            encode(format.into(), &value)?
         }
         None => statement::to_text(&lines),
     });
@@ -136,7 +139,7 @@ pub(crate) async fn ensure_installable(
             output: CommandOutput {
                 stdout: statement::to_text(&lines),
                 stderr: format!(
-                    "nothing was installed on the cluster {:?}\n",
+                    "nothing was installed on the cluster {:?}; if your values leave out what a check requires, add --skip-checks\n",
                     cluster.context
                 ),
             },
@@ -164,6 +167,7 @@ async fn check_before_installation(
 async fn check_installation(
     home: &Connection,
     hub_namespace: Option<&str>,
+    hub_only: bool,
     clock: LocalClock,
     now: Timestamp,
 ) -> Vec<Line> {
@@ -192,7 +196,9 @@ async fn check_installation(
         }
         let hub_version = info.map(|info| info.version);
         lines.extend(hub_version.as_deref().map(findings::hub_version));
-        lines.extend(findings::members(&members, hub_version.as_deref(), now));
+        if !hub_only {
+            lines.extend(findings::members(&members, hub_version.as_deref(), now));
+        }
         lines
     })
     .await

@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::io::Write;
 
-use clap::{Parser, Subcommand};
+use clap::{
+    Arg, ArgAction, ColorChoice, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
+};
 use futures::future::LocalBoxFuture;
 use jiff::Timestamp;
 
@@ -23,7 +25,8 @@ use crate::{check, complete, explain};
     name = "kubectl-krypton",
     bin_name = "kubectl krypton",
     version,
-    max_term_width = 100
+    max_term_width = 100,
+    arg(no_color())
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -87,6 +90,22 @@ impl Command {
     }
 }
 
+fn no_color() -> Arg {
+    let flag = Arg::new("no-color").long("no-color");
+    let flag = flag.action(ArgAction::SetTrue).global(true);
+    flag.help("Print help and errors without colors")
+}
+
+/// Only help and errors have colors.
+fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
+    let mut command = Cli::command();
+    if args.iter().any(|arg| arg == "--no-color") {
+        command = command.color(ColorChoice::Never);
+    }
+    let mut matches = command.try_get_matches_from_mut(args)?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+}
+
 /// Runs a command line, which starts with the program's name. `env` reads a variable. A command that watches prints to
 /// `out` for as long as the reader accepts it.
 pub async fn run(
@@ -103,7 +122,7 @@ pub async fn run(
             complete::completions(&args, env).await,
         ));
     }
-    let cli = Cli::try_parse_from(args).map_err(KubectlError::Usage)?;
+    let cli = parse(&args).map_err(KubectlError::Usage)?;
     if cli.command.needs_only_hub() {
         cli.target.reject_namespace()?;
     }
@@ -115,9 +134,9 @@ pub async fn run(
         Command::Get(args) => Box::pin(get::run(args, target, now, out)),
         Command::Explain(args) => Box::pin(explain::run(args, target, now)),
         Command::Check(args) => Box::pin(check::run(args, target, now)),
-        Command::Pause(args) => Box::pin(change::run(Verb::Pause, args, target, now)),
-        Command::Resume(args) => Box::pin(change::run(Verb::Resume, args, target, now)),
-        Command::Resync(args) => Box::pin(change::run(Verb::Resync, args.into(), target, now)),
+        Command::Pause(args) => Box::pin(change::run(Verb::Pause, args.objects()?, target, now)),
+        Command::Resume(args) => Box::pin(change::run(Verb::Resume, args.objects()?, target, now)),
+        Command::Resync(args) => Box::pin(change::run(Verb::Resync, args.objects()?, target, now)),
         Command::AcceptRelease(args) => Box::pin(accept_release::run(args, target)),
         Command::Accept(args) => Box::pin(change::run(Verb::Accept, args.into(), target, now)),
         Command::Ban(args) => Box::pin(change::run(Verb::Ban, args.into(), target, now)),

@@ -14,7 +14,7 @@ use kube::core::ApiResource;
 
 use crate::cli::Cli;
 use crate::home::{Env, Target, TargetArgs, contexts};
-use crate::kind::Kind;
+use crate::kind::{Kind, KindArg};
 use crate::objects::Scope;
 
 /// Program name that selects completion.
@@ -132,8 +132,8 @@ fn completion(
         ("join" | "leave" | "accept" | "ban" | "unban", _) => {
             Completion::ObjectNames(Kind::Cluster)
         }
-        _ => match matches.try_get_one::<Kind>("kind") {
-            Ok(Some(kind)) => Completion::ObjectNames(*kind),
+        _ => match matches.try_get_one::<KindArg>("kind") {
+            Ok(Some(arg)) => Completion::ObjectNames(arg.kind),
             _ => Completion::Nothing,
         },
     }
@@ -187,10 +187,12 @@ fn selected_target<'a>(matches: &ArgMatches, env: Env<'a>) -> Target<'a> {
     let kubeconfig = matches.try_get_one("kubeconfig").ok().flatten().cloned();
     let context = matches.try_get_one("context").ok().flatten().cloned();
     let as_user = matches.try_get_one("as_user").ok().flatten().cloned();
+    let as_groups = matches.try_get_many("as_groups").ok().flatten();
     let args = TargetArgs {
         kubeconfig,
         context,
         as_user,
+        as_groups: as_groups.unwrap_or_default().cloned().collect(),
         ..TargetArgs::default()
     };
     Target { args, env }
@@ -252,7 +254,7 @@ mod tests {
         for (line, expected) in [
             ("get tenants ", Completion::ObjectNames(Kind::Tenant)),
             ("get -o wide ec ", Completion::ObjectNames(Kind::Cluster)),
-            ("get tenants acme ", Completion::Nothing),
+            ("get tenants acme ", Completion::ObjectNames(Kind::Tenant)),
             (
                 "pause deployment a ",
                 Completion::ObjectNames(Kind::Deployment),

@@ -15,19 +15,19 @@ use serde_json::{Value, json};
 use crate::debug_port::parse_loopback_address;
 use crate::error::KubectlError;
 use crate::home::Target;
-use crate::kind::Kind;
+use crate::kind::{Kind, KindArg};
 use crate::local_clock::LocalClock;
-use crate::render::{CommandOutput, OutputFormat, encode};
-use crate::statement::{self, StatementFormat};
+use crate::render::{CommandOutput, DocumentFormat, encode};
+use crate::statement;
 
 use explanation::Explanation;
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Explain {
     #[arg(value_parser = Kind::singular(&Kind::ALL))]
-    kind: Kind,
-    /// Name of the object
-    name: String,
+    kind: KindArg,
+    /// Name of the object. KIND/NAME is possible, too
+    name: Option<String>,
     /// Explain the Tenant only on this member of the fleet
     #[arg(long, value_name = "MEMBER")]
     on: Option<String>,
@@ -36,7 +36,7 @@ pub(super) struct Explain {
     debug_address: Option<SocketAddr>,
     /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]
-    output: Option<StatementFormat>,
+    output: Option<DocumentFormat>,
 }
 
 /// Missing information becomes a line of the output instead of an error.
@@ -45,7 +45,10 @@ pub(super) async fn run(
     target: &Target<'_>,
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
-    if args.on.is_some() && args.kind != Kind::Tenant {
+    let (kind, names) = (args.kind.kind, args.kind.names(args.name.as_slice())?);
+    let [name] = <[String; 1]>::try_from(names)
+        .map_err(|_| KubectlError::usage("name one object, as in 'explain tenant acme'"))?;
+    if args.on.is_some() && kind != Kind::Tenant {
         let reason = "--on is for a Tenant; a cluster or KryptonDeployment is explained as a whole";
         return Err(KubectlError::usage(reason));
     }
@@ -55,9 +58,9 @@ pub(super) async fn run(
     let hub_namespace = target.args.hub_namespace.as_deref();
     let key = TenantKey {
         namespace: home.objects_namespace(target.args.namespace.as_deref()),
-        name: args.name,
+        name,
     };
-    let explanation = match args.kind {
+    let explanation = match kind {
         Kind::Tenant => {
             let member = args.on.as_deref();
             let hub = (hub_namespace, args.debug_address);
@@ -74,11 +77,11 @@ pub(super) async fn run(
             explanation::explain_cluster(&Box::pin(collecting).await?, now)
         }
     };
-    let namespace = Some(key.namespace.as_str()).filter(|_| args.kind != Kind::Cluster);
+    let namespace = Some(key.namespace.as_str()).filter(|_| kind != Kind::Cluster);
     let output = CommandOutput::stdout(match args.output {
-        Some(StatementFormat::Json) => {
+        Some(format) => {
             let value = to_json(namespace, &key.name, &explanation);
-            encode(OutputFormat::Json, &value)?
+            encode(format.into(), &value)?
         }
         None => statement::to_text(&explanation.lines),
     });

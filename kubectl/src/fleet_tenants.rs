@@ -115,10 +115,8 @@ async fn read_pages(
             KubectlError::Failed(format!("{} sent invalid Tenants: {error}", port.name()))
         })?;
         tenants.extend(page.tenants);
-        let next = page.next.and_then(|next| next.parse::<Position>().ok());
-        // The position only moves on, so the list ends.
-        match next.filter(|next| after.as_ref().is_none_or(|after| after < next)) {
-            Some(next) if tenants.len() < max => after = Some(next),
+        let next = match page.next {
+            Some(next) if tenants.len() < max => next,
             next => {
                 let is_cut_off = next.is_some();
                 return Ok(FleetTenants {
@@ -126,6 +124,15 @@ async fn read_pages(
                     is_cut_off,
                 });
             }
+        };
+        // The position only moves on, so the list ends.
+        let position = next.parse::<Position>().ok();
+        after = position.filter(|next| after.as_ref().is_none_or(|after| after < next));
+        if after.is_none() {
+            return Err(KubectlError::Failed(format!(
+                "{} sent the invalid position {next:?}; upgrade this program to the hub's version",
+                port.name()
+            )));
         }
     }
 }
@@ -138,16 +145,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn reading_stops_at_limit_and_reports_it() {
+    async fn reading_stops_at_limit_and_rejects_repeated_position() {
         let page = r#"{"tenants": [], "next": "edge-1/default/acme"}"#;
         let router = axum::Router::new().fallback(move || async move { page });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = DebugPort::Address(listener.local_addr().unwrap());
         tokio::spawn(axum::serve(listener, router).into_future());
-        for (max, is_cut_off) in [(0, true), (1, false)] {
-            let read = read_pages(&port, &TenantFilter::default(), max).await;
-            assert_eq!(read.unwrap().is_cut_off, is_cut_off, "{max}");
-        }
+        let filter = TenantFilter::default();
+        assert!(read_pages(&port, &filter, 0).await.unwrap().is_cut_off);
+        let error = read_pages(&port, &filter, 1).await.unwrap_err().to_string();
+        let cause = "invalid position \"edge-1/default/acme\"";
+        assert!(error.contains(cause), "{error}");
     }
 
     #[test]

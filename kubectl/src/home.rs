@@ -37,6 +37,9 @@ pub(crate) struct TargetArgs {
     /// Act as this user, as kubectl does
     #[arg(long = "as", value_name = "USER", global = true)]
     pub(crate) as_user: Option<String>,
+    /// Act as a member of this group; repeatable, needs --as
+    #[arg(long = "as-group", value_name = "GROUP", global = true)]
+    pub(crate) as_groups: Vec<String>,
     /// Namespace of the objects, Helm release or agent in the command. By default, it is that of the context; for
     /// migrate and check all namespaces, for an agent krypton-system
     #[arg(
@@ -244,6 +247,7 @@ impl Target<'_> {
             kubeconfig,
             context,
             as_user,
+            as_groups,
             request_timeout,
             ..
         } = &self.args;
@@ -257,10 +261,17 @@ impl Target<'_> {
                 "there is no kubeconfig with the context {context:?}; set --kubeconfig or KUBECONFIG"
             )));
         }
+        if as_user.is_none() && !as_groups.is_empty() {
+            return Err(KubectlError::usage("--as-group needs --as USER"));
+        }
         let lookup = Box::pin(local(&source, context.as_deref(), Config::incluster));
         let mut located = lookup.await.map_err(KubectlError::Kubeconfig)?;
         if as_user.is_some() {
-            located.config.auth_info.impersonate.clone_from(as_user);
+            let user = &mut located.config.auth_info;
+            user.impersonate.clone_from(as_user);
+            if !as_groups.is_empty() {
+                user.impersonate_groups = Some(as_groups.clone());
+            }
         }
         let client = new_client(located.config, USER_AGENT).map_err(KubectlError::Client)?;
         Ok(Connection {

@@ -48,6 +48,7 @@ pub(crate) mod common_columns {
 /// Rows of cells under a header.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
+    header: Option<Vec<String>>,
     rows: Vec<Vec<String>>,
 }
 
@@ -55,8 +56,14 @@ impl Table {
     pub(crate) fn new<'a>(header: impl IntoIterator<Item = &'a str>) -> Self {
         let header = header.into_iter().map(str::to_owned);
         Self {
-            rows: vec![header.collect()],
+            header: Some(header.collect()),
+            rows: Vec::new(),
         }
+    }
+
+    pub(crate) fn with_header(mut self, has_header: bool) -> Self {
+        self.header = self.header.filter(|_| has_header);
+        self
     }
 
     pub(crate) fn with_columns<K>(columns: &[Column<K>]) -> Self {
@@ -108,16 +115,17 @@ impl Table {
 
     /// Renders below earlier output: prints the header only once and never narrows a column.
     pub(crate) fn render_below(self, widths: &mut Widths) -> String {
-        let has_header = !widths.0.is_empty();
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let header = self.header.filter(|_| widths.0.is_empty());
+        let rows: Vec<_> = header.into_iter().chain(self.rows).collect();
+        let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
         widths.0.resize(widths.0.len().max(columns), 0);
-        for row in &self.rows {
+        for row in &rows {
             for (cell, width) in row.iter().zip(&mut widths.0) {
                 *width = cell.chars().count().max(*width);
             }
         }
         let mut text = String::new();
-        for row in self.rows.iter().skip(usize::from(has_header)) {
+        for row in &rows {
             let mut line = String::new();
             for (cell, width) in row.iter().zip(&widths.0) {
                 write!(line, "{cell:<width$}", width = width + COLUMN_GAP)
@@ -232,6 +240,22 @@ pub(crate) enum OutputFormat {
     Name,
     Json,
     Yaml,
+}
+
+/// Format of a document for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DocumentFormat {
+    Json,
+    Yaml,
+}
+
+impl From<DocumentFormat> for OutputFormat {
+    fn from(format: DocumentFormat) -> Self {
+        match format {
+            DocumentFormat::Json => Self::Json,
+            DocumentFormat::Yaml => Self::Yaml,
+        }
+    }
 }
 
 /// Output of a command.

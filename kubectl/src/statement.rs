@@ -1,6 +1,5 @@
 //! Statements about the fleet, each with a mark and the next step. `explain` and `check` print them.
 
-use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::render::one_line;
@@ -89,12 +88,6 @@ impl Mark {
             Self::Unknown => "unknown",
         }
     }
-}
-
-/// Output format of a command with statements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StatementFormat {
-    Json,
 }
 
 /// Formats one line per statement, grouped by member.

@@ -21,7 +21,8 @@ use crate::statement::{Line, Mark};
 pub(super) const AGENT_DOCS: &str = "reference/reasons.md#agent-messages";
 
 /// Reads a join bundle.
-pub(super) fn read(file: &Path) -> Result<JoinBundle, KubectlError> {
+/// Reads the join bundle in a file.
+pub(crate) fn read(file: &Path) -> Result<JoinBundle, KubectlError> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         KubectlError::Failed(format!("reading {} failed: {error}", file.display()))
     })?;

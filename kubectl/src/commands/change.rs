@@ -8,33 +8,53 @@ use serde_json::{Value, json};
 
 use crate::error::KubectlError;
 use crate::home::Target;
-use crate::kind::Kind;
+use crate::kind::{Kind, KindArg};
 use crate::render::{CommandOutput, text_at};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Change {
     #[arg(value_parser = Kind::singular(&Kind::ALL))]
-    kind: Kind,
-    /// Name of the object; repeatable
-    #[arg(required = true, value_name = "NAME")]
+    kind: KindArg,
+    /// Name of the object; repeatable. KIND/NAME is possible, too
+    #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Resync {
     #[arg(value_parser = Kind::singular(&[Kind::Tenant, Kind::Deployment]))]
-    kind: Kind,
-    /// Name of the object; repeatable
-    #[arg(required = true, value_name = "NAME")]
+    kind: KindArg,
+    /// Name of the object; repeatable. KIND/NAME is possible, too
+    #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
 
-impl From<Resync> for Change {
-    fn from(resync: Resync) -> Self {
-        Self {
-            kind: resync.kind,
-            names: resync.names,
+/// The objects to change.
+#[derive(Clone, Debug)]
+pub(crate) struct NamedObjects {
+    kind: Kind,
+    names: Vec<String>,
+}
+
+impl NamedObjects {
+    fn new(kind: &KindArg, names: &[String]) -> Result<Self, KubectlError> {
+        let (kind, names) = (kind.kind, kind.names(names)?);
+        match names.is_empty() {
+            true => Err(KubectlError::usage("name at least one object")),
+            false => Ok(Self { kind, names }),
         }
+    }
+}
+
+impl Change {
+    pub(crate) fn objects(&self) -> Result<NamedObjects, KubectlError> {
+        NamedObjects::new(&self.kind, &self.names)
+    }
+}
+
+impl Resync {
+    pub(crate) fn objects(&self) -> Result<NamedObjects, KubectlError> {
+        NamedObjects::new(&self.kind, &self.names)
     }
 }
 
@@ -45,7 +65,7 @@ pub(crate) struct Members {
     names: Vec<String>,
 }
 
-impl From<Members> for Change {
+impl From<Members> for NamedObjects {
     fn from(members: Members) -> Self {
         Self {
             kind: Kind::Cluster,
@@ -79,7 +99,7 @@ struct PlannedChange {
 /// Changes the objects one after the other. An error lists the objects that were changed before it.
 pub(crate) async fn run(
     verb: Verb,
-    change: Change,
+    change: NamedObjects,
     target: &Target<'_>,
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {

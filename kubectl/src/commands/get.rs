@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use clap::Args;
 use jiff::Timestamp;
 use krypton_types::labels::parse_selector;
+use kube::api::DynamicObject;
 use kube::core::Selector;
 use serde_json::Value;
 
@@ -20,8 +21,8 @@ use crate::debug_port::parse_loopback_address;
 use crate::error::KubectlError;
 use crate::fleet_tenants::{self, TenantFilter};
 use crate::home::{Connection, Target};
-use crate::kind::Kind;
-use crate::objects::Scope;
+use crate::kind::{Kind, KindArg};
+use crate::objects::{Objects, Scope};
 use crate::render::{CommandOutput, OutputFormat, Table, View, as_list};
 use output::{Output, OutputParser};
 
@@ -32,10 +33,11 @@ pub(crate) use tenants::tenants_table;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Get {
     #[arg(value_parser = Kind::plural(&Kind::ALL))]
-    kind: Kind,
-    /// Only the object of this name; for a Tenant, with one line for each of its clusters
-    #[arg(conflicts_with = "all_namespaces")]
-    name: Option<String>,
+    kind: KindArg,
+    /// Only the object of this name; repeatable. KIND/NAME is possible, too. One Tenant has a line for each of its
+    /// clusters
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
     /// Objects of all namespaces
     #[arg(short = 'A', long)]
     all_namespaces: bool,
@@ -58,6 +60,9 @@ pub(crate) struct Get {
     /// Format: a table (default), a wide table with one line per cluster, names, objects, or the fields of a template
     #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser)]
     output: Option<Output>,
+    /// Print tables without a header
+    #[arg(long)]
+    no_headers: bool,
     /// Print each change, until Ctrl-C
     #[arg(short, long)]
     watch: bool,
@@ -65,19 +70,29 @@ pub(crate) struct Get {
 
 impl Get {
     /// Rejects flags that the definition of the command line cannot reject, because some of them precede the command.
-    fn validate(&self, target: &Target<'_>) -> Result<(), KubectlError> {
+    /// Returns the names of the objects.
+    fn validate(&self, target: &Target<'_>) -> Result<Vec<String>, KubectlError> {
         if self.all_namespaces && target.args.namespace.is_some() {
             let reason = "--all-namespaces and --namespace exclude each other";
             return Err(KubectlError::usage(reason));
         }
+        let names = self.kind.names(&self.names)?;
+        if self.all_namespaces && !names.is_empty() {
+            let reason = "--all-namespaces takes no names; select a namespace with --namespace";
+            return Err(KubectlError::usage(reason));
+        }
+        if names.len() > 1 && (self.fleet || self.watch) {
+            let reason = "--fleet and --watch take at most one name";
+            return Err(KubectlError::usage(reason));
+        }
         if self.fleet {
-            if self.kind != Kind::Tenant {
+            if self.kind.kind != Kind::Tenant {
                 let reason = "--fleet lists only Tenants: kubectl krypton get tenants --fleet";
                 return Err(KubectlError::usage(reason));
             }
             self.fleet_selector()?;
         }
-        Ok(())
+        Ok(names)
     }
 
     /// Reads `--selector` for the leader. Without `--fleet`, the API server reads it.
@@ -107,53 +122,96 @@ pub(crate) async fn run(
     now: Timestamp,
     out: &mut dyn Write,
 ) -> Result<CommandOutput, KubectlError> {
-    get.validate(target)?;
+    let names = get.validate(target)?;
     let home = target.connect().await?;
     if get.fleet {
-        return fleet_output(&get, target, &home, now).await;
+        return fleet_output(&get, names.first().map(String::as_str), target, &home, now).await;
     }
+    let kind = get.kind.kind;
     let scope = match get.all_namespaces {
         true => Scope::All,
-        false => get.kind.scope(target.args.namespace.as_deref(), &home),
+        false => kind.scope(target.args.namespace.as_deref(), &home),
     };
-    let objects = home.untyped(get.kind.resource(), &scope);
+    let objects = home.untyped(kind.resource(), &scope);
     if get.watch {
-        watch::run(&get, objects, out).await?;
+        watch::run(&get, names.first().map(String::as_str), objects, out).await?;
         return Ok(CommandOutput::default());
     }
-    let name = get.name.as_deref();
-    let items = objects.list_selected(name, get.selector.as_deref()).await?;
-    if let (Some(name), []) = (name, items.as_slice()) {
-        return Err(objects.not_found(&objects.kind.kind, name));
-    }
-    if let Some(output) = get.document() {
-        let document = match (name, items.as_slice()) {
-            (Some(_), [object]) => object.clone(),
-            _ => as_list(items),
-        };
-        return output.encode(&document).map(CommandOutput::stdout);
-    }
-    if get.has_format(OutputFormat::Name) {
-        let names = items.iter().map(|object| objects.name_line(object));
-        return Ok(CommandOutput::stdout(names.collect::<String>()));
-    }
-    match items.as_slice() {
-        [] => Ok(CommandOutput {
-            stderr: nothing_found(get.kind, &scope),
-            ..CommandOutput::default()
-        }),
-        [tenant, ..] if get.kind == Kind::Tenant && name.is_some() => {
-            let members = match tenants::is_summary(tenant) {
+    let selector = get.selector.as_deref();
+    match names.as_slice() {
+        [] => {
+            let items = objects.list_selected(None, selector).await?;
+            match items.is_empty() && get.document().is_none() {
+                true => Ok(CommandOutput {
+                    stderr: nothing_found(kind, &scope),
+                    ..CommandOutput::default()
+                }),
+                false => list_output(&get, &objects, items, now),
+            }
+        }
+        [name] => {
+            let mut items = objects.list_selected(Some(name), selector).await?;
+            let object = items.pop();
+            let object = object.ok_or_else(|| objects.not_found(&objects.kind.kind, name))?;
+            if let Some(output) = get.document() {
+                return output.encode(&object).map(CommandOutput::stdout);
+            }
+            if kind != Kind::Tenant || get.has_format(OutputFormat::Name) {
+                return list_output(&get, &objects, vec![object], now);
+            }
+            let members = match tenants::is_summary(&object) {
                 true => {
                     let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
                     members.list_values().await?
                 }
                 false => Vec::new(),
             };
-            Ok(tenants::single_tenant(tenant, &members, now))
+            Ok(tenants::single_tenant(
+                &object,
+                &members,
+                !get.no_headers,
+                now,
+            ))
         }
-        _ => Ok(CommandOutput::stdout(to_table(&get, &items, now).render())),
+        names => {
+            let (mut items, mut missing) = (Vec::new(), None);
+            for name in names {
+                let found = objects.list_selected(Some(name), selector).await?;
+                if found.is_empty() {
+                    missing.get_or_insert(name);
+                }
+                items.extend(found);
+            }
+            let output = match items.is_empty() {
+                true => CommandOutput::default(),
+                false => list_output(&get, &objects, items, now)?,
+            };
+            match missing {
+                Some(name) => Err(objects
+                    .not_found(&objects.kind.kind, name)
+                    .with_output(output)),
+                None => Ok(output),
+            }
+        }
     }
+}
+
+/// The objects as a table, names or one list.
+fn list_output(
+    get: &Get,
+    objects: &Objects<DynamicObject>,
+    items: Vec<Value>,
+    now: Timestamp,
+) -> Result<CommandOutput, KubectlError> {
+    if let Some(output) = get.document() {
+        return output.encode(&as_list(items)).map(CommandOutput::stdout);
+    }
+    Ok(CommandOutput::stdout(
+        match get.has_format(OutputFormat::Name) {
+            true => items.iter().map(|it| objects.name_line(it)).collect(),
+            false => to_table(get, &items, now).render(),
+        },
+    ))
 }
 
 /// kubectl's remark, and for Tenants a hint, because most exist only on members.
@@ -170,6 +228,7 @@ fn nothing_found(kind: Kind, scope: &Scope) -> String {
 
 async fn fleet_output(
     get: &Get,
+    name: Option<&str>,
     target: &Target<'_>,
     home: &Connection,
     now: Timestamp,
@@ -177,19 +236,28 @@ async fn fleet_output(
     let filter = TenantFilter {
         member: get.on.as_deref(),
         namespace: target.args.namespace.as_deref(),
-        name: get.name.as_deref(),
+        name,
         not_ready: get.not_ready,
         selector: get.fleet_selector()?,
     };
     let hub_namespace = target.args.hub_namespace.as_deref();
     let reading = fleet_tenants::read(home, hub_namespace, get.debug_address, &filter);
     let read = Box::pin(reading).await?;
-    if let (Some(name), []) = (&get.name, read.tenants.as_slice()) {
+    if let (Some(member), []) = (&get.on, read.tenants.as_slice()) {
+        let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+        members.get(member).await?;
+    }
+    if let (Some(name), []) = (name, read.tenants.as_slice()) {
         return Err(KubectlError::NotFound(format!(
             "no member that you selected reports a Tenant {name:?}; 'kubectl krypton get tenants --fleet' lists all"
         )));
     }
-    let mut output = fleet::fleet_output(&read.tenants, get.output.as_ref(), get.view(now))?;
+    let mut output = fleet::fleet_output(
+        &read.tenants,
+        get.output.as_ref(),
+        !get.no_headers,
+        get.view(now),
+    )?;
     if read.is_cut_off {
         output.stderr += &format!(
             "the list ends after {} Tenants; select some with --on, --namespace, --selector or --not-ready\n",
@@ -201,9 +269,10 @@ async fn fleet_output(
 
 fn to_table(get: &Get, objects: &[Value], now: Timestamp) -> Table {
     let view = get.view(now);
-    match get.kind {
+    let table = match get.kind.kind {
         Kind::Cluster => clusters_table(objects, view),
         Kind::Tenant => tenants_table(objects, view),
         Kind::Deployment => deployments_table(objects, view),
-    }
+    };
+    table.with_header(!get.no_headers)
 }

@@ -3,79 +3,111 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::KubectlError;
 use crate::home::{Connection, Target};
 use crate::join_info;
 use crate::kind::Kind;
 use crate::objects::Scope;
-use crate::render::{CommandOutput, text_at};
+use crate::render::{CommandOutput, DocumentFormat, encode, text_at};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Versions {
     /// Only the version of this program; contacts no cluster
     #[arg(long)]
     client: bool,
+    /// Output for programs
+    #[arg(short, long, value_name = "FORMAT")]
+    output: Option<DocumentFormat>,
 }
 
-/// If the home cluster cannot be read, prints a remark and succeeds.
+/// Prints the version of this program also if the home cluster cannot be read.
 pub(crate) async fn run(
     args: Versions,
     target: &Target<'_>,
 ) -> Result<CommandOutput, KubectlError> {
-    let mut output =
-        CommandOutput::stdout(format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION")));
     if args.client {
-        return Ok(output);
+        return FleetVersions::default().output(args.output);
     }
-    match fleet_versions(target).await {
-        Ok(versions) => output.stdout += &versions,
-        Err(error) => {
-            output.stderr = format!("the versions of hub and agents are unknown: {error}\n");
+    match FleetVersions::read(target).await {
+        Ok(versions) => versions.output(args.output),
+        Err(error) => Err(error.with_output(FleetVersions::default().output(args.output)?)),
+    }
+}
+
+/// The versions that the home cluster records.
+#[derive(Clone, Debug, Default)]
+struct FleetVersions {
+    /// Version and namespace of the hub. `None` if the user may not read it, or without a hub.
+    hub: Option<(String, String)>,
+    /// Number of members by version of their agents. `None` if the home cluster was not read.
+    agents: Option<BTreeMap<String, usize>>,
+}
+
+impl FleetVersions {
+    async fn read(target: &Target<'_>) -> Result<Self, KubectlError> {
+        let home = target.connect().await?;
+        let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+        let members = members.list_values().await?;
+        let hub_namespace = target.args.hub_namespace.as_deref();
+        Ok(Self {
+            hub: hub_version(hub_namespace, &home).await,
+            agents: Some(count_agents(&members)),
+        })
+    }
+
+    fn output(&self, format: Option<DocumentFormat>) -> Result<CommandOutput, KubectlError> {
+        let own = env!("CARGO_PKG_VERSION");
+        let Self { hub, agents } = self;
+        if let Some(format) = format {
+            let hub = hub.as_ref();
+            let hub =
+                hub.map(|(version, namespace)| json!({"version": version, "namespace": namespace}));
+            let versions = json!({"client": {"version": own}, "hub": hub, "agents": agents});
+            return encode(format.into(), &versions).map(CommandOutput::stdout);
         }
+        let mut text = format!("kubectl-krypton {own}\n");
+        if let Some(agents) = agents {
+            text += &match hub {
+                Some((version, namespace)) => format!("hub {version} (namespace {namespace})\n"),
+                None => UNKNOWN_HUB.to_owned(),
+            };
+            for (version, count) in agents {
+                text += &format!("agents {version}: {count}\n");
+            }
+        }
+        Ok(CommandOutput::stdout(text))
     }
-    Ok(output)
 }
 
-async fn fleet_versions(target: &Target<'_>) -> Result<String, KubectlError> {
-    let home = target.connect().await?;
-    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-    let members = members.list_values().await?;
-    let hub_namespace = target.args.hub_namespace.as_deref();
-    Ok(hub_version(hub_namespace, &home).await + &agent_versions(&members))
-}
+const UNKNOWN_HUB: &str =
+    "hub: unknown; name with --hub-namespace a namespace in which you may read its ConfigMap\n";
 
-async fn hub_version(hub_namespace: Option<&str>, home: &Connection) -> String {
+/// Returns version and namespace of the hub.
+async fn hub_version(hub_namespace: Option<&str>, home: &Connection) -> Option<(String, String)> {
     for namespace in home.hub_namespaces(hub_namespace) {
         if let Ok(Some(info)) = join_info::read(home, &namespace).await
             && !info.version.is_empty()
         {
-            return format!("hub {} (namespace {namespace})\n", info.version);
+            return Some((info.version, namespace));
         }
     }
-    "hub: unknown; name with --hub-namespace a namespace in which you may read its ConfigMap\n"
-        .to_owned()
+    None
 }
 
-/// Formats one line for each version, with its number of members.
-fn agent_versions(members: &[Value]) -> String {
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+fn count_agents(members: &[Value]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
     for member in members {
         if let Some(version) = text_at(member, "/status/agentVersion") {
             *counts.entry(version).or_default() += 1;
         }
     }
-    let lines = counts
-        .into_iter()
-        .map(|(version, count)| format!("agents {version}: {count}\n"));
-    lines.collect()
+    counts
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -87,10 +119,17 @@ mod tests {
             member("0.1.0".into()),
             json!({}),
         ];
-        assert_eq!(
-            agent_versions(&members),
-            "agents 0.1.0: 2\nagents 0.2.0: 1\n"
-        );
-        assert_eq!(agent_versions(&[]), "");
+        let versions = FleetVersions {
+            hub: Some(("0.2.0".to_owned(), "krypton".to_owned())),
+            agents: Some(count_agents(&members)),
+        };
+        let text = versions.output(None).unwrap().stdout;
+        let (_, fleet) = text.split_once('\n').unwrap();
+        let expected = "hub 0.2.0 (namespace krypton)\nagents 0.1.0: 2\nagents 0.2.0: 1\n";
+        assert_eq!(fleet, expected);
+        let json = versions.output(Some(DocumentFormat::Json)).unwrap().stdout;
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["agents"], json!({"0.1.0": 2, "0.2.0": 1}));
+        assert_eq!(json["hub"]["version"], "0.2.0");
     }
 }

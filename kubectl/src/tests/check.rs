@@ -44,6 +44,31 @@ async fn check_prints_json_with_link_of_defect() {
     }
 }
 
+#[tokio::test]
+async fn check_of_hub_only_omits_members() {
+    let respond = |uri: &str| match uri.contains("/edgeclusters?") {
+        true => {
+            let (code, body) = list_of(fleet(), "");
+            json_response(code, &body)
+        }
+        false => respond(uri, true),
+    };
+    let server = FakeApiServer::with_handler(respond).await;
+    let lines = async |args: &[&str]| match server.run(args).await {
+        Err(KubectlError::ChecksFailed { output }) => output.stdout,
+        other => panic!("{other:?}"),
+    };
+    let (all, hub_only) = (
+        lines(&["check"]).await,
+        lines(&["check", "--hub-only"]).await,
+    );
+    assert!(
+        all.contains("edge-22") && !hub_only.contains("edge-22"),
+        "{hub_only}"
+    );
+    assert!(all.starts_with(hub_only.trim_end()), "{all}\n{hub_only}");
+}
+
 const MANIFEST: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\n\
                         apiVersion: example.org/v1\nkind: Thing\nmetadata: {name: b}\n";
 

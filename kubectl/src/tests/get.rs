@@ -300,6 +300,44 @@ async fn json_path_prints_fields_of_list_or_object() {
 }
 
 #[tokio::test]
+async fn several_names_are_listed_despite_missing_one() {
+    let one = |index: usize| list_of(vec![tenants().remove(index)], "");
+    let responses = vec![one(0), list_of(Vec::new(), ""), one(1)];
+    let server = FakeApiServer::with_responses(responses).await;
+    let args = [
+        "get",
+        "tenant/acme",
+        "tenant/gone",
+        "tenant.mesh.openkcm.io/new",
+    ];
+    let error = server.run(&[&args[..], &["--no-headers"]].concat()).await;
+    let Err(error @ KubectlError::Partial { .. }) = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(error.exit_code(), ExitCode::Failed);
+    let KubectlError::Partial { output, .. } = error else {
+        unreachable!()
+    };
+    let rows = tenants_table(&tenants()[..2], view(false)).with_header(false);
+    assert_eq!(output.stdout, rows.render());
+    let uri = server.uris().pop().unwrap();
+    assert!(uri.contains("metadata.name%3Dnew"), "{uri}");
+}
+
+#[tokio::test]
+async fn version_fails_after_own_version_without_cluster() {
+    let responses = vec![failure(403, "Forbidden", "no")];
+    let server = FakeApiServer::with_responses(responses).await;
+    let error = server.run(&["version", "-o", "json"]).await.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::Failed);
+    let KubectlError::Partial { output, .. } = error else {
+        panic!("{error}")
+    };
+    let versions: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(versions["client"]["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[tokio::test]
 async fn selector_and_name_output_follow_kubectl() {
     let server = FakeApiServer::with_responses(vec![list_of(tenants(), "")]).await;
     let args = ["get", "tenants", "-A", "-l", "team=a", "-o", "name"];

@@ -21,6 +21,7 @@ const HEADER: [&str; 7] = [
 pub(super) fn fleet_output(
     tenants: &[FleetTenant],
     output: Option<&Output>,
+    has_header: bool,
     view: View,
 ) -> Result<CommandOutput, KubectlError> {
     if let Some(output) = output.filter(|output| output.is_document()) {
@@ -42,7 +43,7 @@ pub(super) fn fleet_output(
             ..CommandOutput::default()
         });
     }
-    let mut table = Table::new(HEADER);
+    let mut table = Table::new(HEADER).with_header(has_header);
     for tenant in tenants {
         table.push(row(tenant, view));
     }
@@ -95,12 +96,19 @@ MEMBER   NAMESPACE   NAME   PHASE     READY   CHART     MESSAGE
 edge-1   default     acme   Ready     True    c:1.0.0   HelmInstalled: why
 edge-2   default     acme   Pending   False   -         NotReady: why
 ";
-        assert_eq!(fleet_output(&tenants, None, view).unwrap().stdout, expected);
+        assert_eq!(
+            fleet_output(&tenants, None, true, view).unwrap().stdout,
+            expected
+        );
+        let rows = fleet_output(&tenants, None, false, view).unwrap().stdout;
+        assert_eq!(rows.lines().count(), 2, "{rows}");
         let format = Output::Format(OutputFormat::Json);
-        let json = fleet_output(&tenants, Some(&format), view).unwrap().stdout;
+        let json = fleet_output(&tenants, Some(&format), true, view)
+            .unwrap()
+            .stdout;
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["items"][1]["member"], "edge-2");
-        let none = fleet_output(&[], None, view).unwrap();
+        let none = fleet_output(&[], None, true, view).unwrap();
         assert_eq!(
             (none.stdout.as_str(), none.stderr.as_str()),
             ("", "No Tenants found\n")

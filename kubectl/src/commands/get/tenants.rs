@@ -64,8 +64,13 @@ pub(crate) fn is_summary(object: &Value) -> bool {
 
 /// One Tenant with a line for each cluster: from its own status, and otherwise from `members`, the EdgeClusters of the
 /// fleet.
-pub(crate) fn single_tenant(object: &Value, members: &[Value], now: Timestamp) -> CommandOutput {
-    let mut table = Table::with_columns(&COLUMNS);
+pub(crate) fn single_tenant(
+    object: &Value,
+    members: &[Value],
+    has_header: bool,
+    now: Timestamp,
+) -> CommandOutput {
+    let mut table = Table::with_columns(&COLUMNS).with_header(has_header);
     let mut stderr = String::new();
     if let Some(tenant) = table.push_object(&COLUMNS, object, View { wide: true, now }) {
         let status = tenant.status.unwrap_or_default();

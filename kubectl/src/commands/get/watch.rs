@@ -38,11 +38,12 @@ impl PrintedVersions {
 /// Prints changes until the reader closes `out`.
 pub(crate) async fn run(
     get: &Get,
+    name: Option<&str>,
     objects: Objects<DynamicObject>,
     out: &mut dyn Write,
 ) -> Result<(), KubectlError> {
     let mut config = watcher::Config::default();
-    if let Some(name) = &get.name {
+    if let Some(name) = name {
         config = config.fields(&format!("metadata.name={name}"));
     }
     if let Some(labels) = &get.selector {

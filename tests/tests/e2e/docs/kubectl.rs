@@ -6,11 +6,13 @@ use krypton_kubectl::Cli;
 use super::generated::{check, code, sentence, table};
 
 /// Flags that every command has, and that only the overview lists.
-const COMMON: [&str; 7] = [
+const COMMON: [&str; 9] = [
     "help",
     "kubeconfig",
     "context",
     "as_user",
+    "as_groups",
+    "no-color",
     "namespace",
     "hub_namespace",
     "request_timeout",
