@@ -69,6 +69,52 @@ pub(crate) struct HelmArgs {
     pub(crate) timeout: Duration,
 }
 
+/// Values for a chart, with Helm's own flags.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ChartValues {
+    /// File with values for the chart; repeatable
+    #[arg(short = 'f', long = "values", value_name = "FILE")]
+    files: Vec<String>,
+    /// A value for the chart, as in Helm's --set; repeatable
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    values: Vec<String>,
+    /// A value that is a text, as in Helm's --set-string; repeatable
+    #[arg(long = "set-string", value_name = "KEY=VALUE")]
+    texts: Vec<String>,
+    /// A value from a file, as in Helm's --set-file; repeatable
+    #[arg(long = "set-file", value_name = "KEY=FILE")]
+    texts_of_files: Vec<String>,
+}
+
+impl ChartValues {
+    /// Returns Helm's flags. For Helm, the kind of the flag decides which value wins, and not the order.
+    pub(crate) fn flags(&self) -> Vec<[String; 2]> {
+        let flags = [
+            ("--values", &self.files),
+            ("--set", &self.values),
+            ("--set-string", &self.texts),
+            ("--set-file", &self.texts_of_files),
+        ];
+        let flags = flags.into_iter();
+        let flags = flags.flat_map(|(flag, args)| args.iter().map(move |arg| [flag, arg]));
+        flags.map(|flag| flag.map(str::to_owned)).collect()
+    }
+
+    /// Returns whether a flag or a file sets this value. Helm reports a file that cannot be read.
+    pub(crate) fn sets(&self, key: &str) -> bool {
+        let args = self.values.iter().chain(&self.texts);
+        let mut args = args.flat_map(|arg| arg.split(','));
+        let pointer = format!("/{}", key.replace('.', "/"));
+        let is_in_file = |file: &String| {
+            let text = fs::read_to_string(file).ok()?;
+            let values: Value = serde_saphyr::from_str(&text).ok()?;
+            text_at(&values, &pointer)
+        };
+        args.any(|arg| arg.split('=').next() == Some(key))
+            || self.files.iter().any(|file| is_in_file(file).is_some())
+    }
+}
+
 impl HelmArgs {
     fn tool(&self) -> Tool<'_> {
         Tool {
@@ -126,7 +172,7 @@ impl ChartRelease<'_> {
         &self,
         connection: &Connection,
         chart: Option<&str>,
-        values: &[OsString],
+        values: &[[String; 2]],
     ) -> Result<String, KubectlError> {
         let folder = TempDir::with_prefix("krypton-chart-").map_err(unpacking)?;
         let chart = match chart {
@@ -139,7 +185,7 @@ impl ChartRelease<'_> {
         let command = ["upgrade", "--install", self.program.chart()].map(OsString::from);
         let flags = ["--create-namespace", "--reset-then-reuse-values"].map(OsString::from);
         let args = command.into_iter().chain([chart]).chain(flags);
-        let args = args.chain(values.iter().cloned());
+        let args = args.chain(values.iter().flatten().map(OsString::from));
         match self.run(args, &self.wait_flags()).await {
             Err(KubectlError::Failed(mut message)) => {
                 let pods = pods_of(connection, self.namespace, self.program).await;
@@ -148,6 +194,14 @@ impl ChartRelease<'_> {
             }
             result => result,
         }
+    }
+
+    /// Returns the tag of the image that the values of the installed release name.
+    pub(crate) async fn pinned_tag(&self) -> Result<Option<String>, KubectlError> {
+        let args = ["get", "values", self.program.chart(), "--output", "json"];
+        let values = self.run(args.map(OsString::from), &[]).await?;
+        let values: Value = serde_json::from_str(&values).unwrap_or_default();
+        Ok(text_at(&values, "/image/tag").filter(|tag| !tag.is_empty()))
     }
 
     /// Returns whether Helm has the release, in any state except uninstalled.
@@ -194,6 +248,9 @@ impl ChartRelease<'_> {
         }
         if let Some(user) = &self.cluster.as_user {
             args.extend([OsString::from("--kube-as-user"), user.into()]);
+        }
+        for group in &self.cluster.as_groups {
+            args.extend([OsString::from("--kube-as-group"), group.into()]);
         }
         let chart = self.program.chart();
         let task = format!("for {chart} in the namespace {}", self.namespace);

@@ -1,16 +1,20 @@
 //! `kubectl krypton install hub|agent`: installs or upgrades the hub or an agent, with the user's permissions.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use krypton_types::error_chain::chain;
+use tempfile::NamedTempFile;
 
 use crate::check;
 use crate::error::KubectlError;
-use crate::helm::{ChartRelease, HelmArgs};
+use crate::helm::{ChartRelease, ChartValues, HelmArgs};
 use crate::home::Target;
 use crate::program::Program;
 use crate::render::CommandOutput;
+use crate::tool::temporary_file;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Install {
@@ -18,15 +22,17 @@ pub(crate) struct Install {
     /// krypton-system for the agent (--namespace). To add a cluster to the fleet, use `join --agent-context`, which
     /// installs the agent too
     program: Program,
-    /// A value for the chart, as in Helm's --set; repeatable
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    values: Vec<String>,
-    /// File with values for the chart; repeatable
-    #[arg(short = 'f', long = "values", value_name = "FILE")]
-    files: Vec<PathBuf>,
+    /// For the agent: the join bundle in this file, which `join` prints
+    #[arg(long, value_name = "FILE")]
+    bundle: Option<PathBuf>,
+    #[command(flatten)]
+    values: ChartValues,
     /// The Helm chart: a folder, an archive, or a reference that Helm accepts; by default the one in this program
     #[arg(long, value_name = "CHART")]
     chart: Option<String>,
+    /// Install without the checks of the cluster and of your rights
+    #[arg(long)]
+    skip_checks: bool,
     #[command(flatten)]
     helm: HelmArgs,
 }
@@ -34,8 +40,18 @@ pub(crate) struct Install {
 /// Changes nothing if the cluster or the user's rights do not fit.
 pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<CommandOutput, KubectlError> {
     let namespace = args.program.named_namespace(&target.args)?;
+    let mut values = args.values.flags();
+    let bundle = match &args.bundle {
+        Some(_) if args.program == Program::Hub => {
+            return Err(KubectlError::usage("a hub takes no --bundle"));
+        }
+        Some(file) => Some(copy_bundle(file)?),
+        None => None,
+    };
     let cluster = target.connect().await?;
-    check::ensure_installable(&cluster, args.program).await?;
+    if !args.skip_checks {
+        check::ensure_installable(&cluster, args.program).await?;
+    }
     args.helm.check_version().await?;
     let release = ChartRelease {
         program: args.program,
@@ -43,15 +59,31 @@ pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<CommandOut
         cluster: &target.args,
         helm: &args.helm,
     };
-    let mut values = Vec::new();
-    for file in &args.files {
-        values.extend([OsString::from("--values"), file.into()]);
+    values.extend(bundle.as_ref().map(bundle_flag));
+    let chart = args.chart.as_deref();
+    let mut output = CommandOutput::stdout(release.install(&cluster, chart, &values).await?);
+    if chart.is_none()
+        && let Ok(Some(tag)) = release.pinned_tag().await
+        && tag != VERSION
+    {
+        output.stderr = format!(
+            "the release keeps image.tag={tag}, and not {VERSION}, the version of its chart; --set image.tag= removes that value\n"
+        );
     }
-    for value in &args.values {
-        values.extend([OsString::from("--set"), value.into()]);
-    }
-    let output = release
-        .install(&cluster, args.chart.as_deref(), &values)
-        .await?;
-    Ok(CommandOutput::stdout(output))
+    Ok(output)
+}
+
+/// Reads a join bundle into a temporary file, whose path Helm accepts in a flag.
+fn copy_bundle(path: &Path) -> Result<NamedTempFile, KubectlError> {
+    let bundle = check::read_bundle(path)?;
+    let yaml = bundle.to_yaml().map_err(|error| {
+        KubectlError::Failed(format!("writing the bundle failed: {}", chain(&error)))
+    })?;
+    temporary_file("the bundle", &yaml)
+}
+
+/// Returns Helm's flag for the join bundle in this file.
+pub(crate) fn bundle_flag(file: &NamedTempFile) -> [String; 2] {
+    let value = format!("join.bundle={}", file.path().display());
+    ["--set-file".to_owned(), value]
 }

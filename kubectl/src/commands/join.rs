@@ -3,7 +3,6 @@
 
 mod agent;
 
-use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -22,7 +21,7 @@ use serde_json::Value;
 use crate::check::{connection_defect, ensure_installable};
 use crate::commands::replace::ReplacedMember;
 use crate::error::KubectlError;
-use crate::helm::HelmArgs;
+use crate::helm::{CHART_REGISTRY, ChartValues, HelmArgs};
 use crate::home::{Connection, Target};
 use crate::objects::poll;
 use crate::program::{Program, image_of, pods_of};
@@ -52,12 +51,15 @@ pub(crate) struct Join {
     #[arg(short, long, value_name = "FORMAT", default_value = "bundle")]
     output: BundleFormat,
     /// The agent's Helm chart: a folder, an archive, or a reference that Helm accepts. By default, --agent-context uses
-    /// the chart in this program, and the helm command uses charts/krypton-agent
+    /// the chart in this program, and the helm command uses charts/krypton-agent. The agent's image has the registry
+    /// and tag of the hub's, unless your values set others
     #[arg(long, value_name = "CHART")]
     chart: Option<String>,
-    /// A value for that chart, as in Helm's --set; repeatable. The default registry and tag come from the hub's image
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    values: Vec<String>,
+    #[command(flatten)]
+    values: ChartValues,
+    /// Install the agent without the checks of its cluster
+    #[arg(long, requires = "agent_context")]
+    skip_checks: bool,
     #[command(flatten)]
     helm: HelmArgs,
 }
@@ -83,7 +85,9 @@ pub(crate) async fn run(
         Some(context) => {
             let edge = target.with_context(context);
             let cluster = edge.connect().await?;
-            ensure_installable(&cluster, Program::Agent).await?;
+            if !join.skip_checks {
+                ensure_installable(&cluster, Program::Agent).await?;
+            }
             // Before the command replaces the EdgeCluster or creates a token.
             join.helm.check_version().await?;
             Some((edge, cluster))
@@ -119,7 +123,6 @@ pub(crate) async fn run(
             let defect = Box::pin(connection_defect(&bundle, target.env)).await;
             let hint = defect.map(|defect| format!("; a possible cause: {defect}"));
             let hint = hint.unwrap_or_default();
-            let values = values.into_iter().flatten().map(OsString::from).collect();
             let joining = async {
                 let release = agent::release(&edge.args, &join.helm);
                 agent::install(&release, cluster, &yaml, join.chart.as_deref(), values).await?;
@@ -139,6 +142,13 @@ pub(crate) async fn run(
         }
         None => bundle_output(&bundle, yaml, join.output, join.chart.as_deref(), &values),
     };
+    if image.is_none()
+        && join.chart.is_none()
+        && CHART_REGISTRY.is_none()
+        && !join.values.sets("image.registry")
+    {
+        output.stderr += "The image of the hub is unknown, because you may not list its pods or it runs outside of pods. If the agent's image is not found, add --set image.registry=REGISTRY.\n";
+    }
     if let Some(replaced) = &replaced {
         output.stderr.insert_str(0, &replaced.effects(now));
     }
@@ -220,24 +230,26 @@ async fn hub_pods(home: &Connection, namespace: &str) -> Vec<Value> {
 }
 
 /// Helm's flags with the registry and the tag of the hub's image, which the agent shares, and with the user's values.
-fn chart_flags(image: Option<&str>, values: &[String]) -> Vec<[String; 2]> {
-    let image = image.and_then(|image| image.split('@').next());
-    let image = image.unwrap_or_default();
-    let (registry, name) = image.rsplit_once('/').unwrap_or(("", image));
-    let tag = name.split_once(':').map_or("", |(_, tag)| tag);
-    // The chart's own tag, which an upgrade must replace.
-    let tag = if tag == VERSION { "" } else { tag };
-    let flags_from_image = [("image.registry", registry), ("image.tag", tag)];
-    let flags_from_image = flags_from_image
-        .iter()
-        .filter(|(_, value)| !value.is_empty());
-    // As text, because Helm takes 1.20 for a number.
-    let flags_from_image =
-        flags_from_image.map(|(key, value)| ["--set-string".to_owned(), format!("{key}={value}")]);
-    let values = values
-        .iter()
-        .map(|value| ["--set".to_owned(), value.clone()]);
-    flags_from_image.chain(values).collect()
+fn chart_flags(image: Option<&str>, values: &ChartValues) -> Vec<[String; 2]> {
+    let mut flags = Vec::new();
+    if let Some(image) = image {
+        let image = image.split('@').next().unwrap_or_default();
+        let (registry, name) = image.rsplit_once('/').unwrap_or(("", image));
+        let tag = name.split_once(':').map_or("", |(_, tag)| tag);
+        // As text, because Helm takes 1.20 for a number.
+        let mut set = |key: &str, value: &str| {
+            if !values.sets(key) {
+                flags.push(["--set-string".to_owned(), format!("{key}={value}")]);
+            }
+        };
+        if !registry.is_empty() {
+            set("image.registry", registry);
+        }
+        // Empty for the chart's own tag. Otherwise the release would keep the tag of an earlier installation.
+        set("image.tag", if tag == VERSION { "" } else { tag });
+    }
+    flags.extend(values.flags());
+    flags
 }
 
 /// Puts the bundle, in either form, on standard output, and the next step on standard error.
@@ -252,27 +264,28 @@ fn bundle_output(
         cluster, expires, ..
     } = bundle;
     let validity = format!("One agent of cluster {cluster} can join with this until {expires}.");
-    let mut install = format!(
-        "helm upgrade --install krypton-agent {} --namespace {SYSTEM_NAMESPACE} --create-namespace",
-        quoted(chart.unwrap_or("charts/krypton-agent"))
-    );
-    for [flag, value] in values {
-        install += &format!(" {flag} {}", quoted(value));
-    }
+    let quote = |args: &[String; 2]| format!(" {} {}", args[0], quoted(&args[1]));
+    let values: String = values.iter().map(quote).collect();
     match format {
-        BundleFormat::Bundle => CommandOutput {
-            stdout: yaml,
-            stderr: format!(
-                "{validity} Write it to {cluster}.yaml and run, with the kubeconfig of that cluster:\n  \
-                 {install} --set-file join.bundle={cluster}.yaml\nor, without a pod:\n  \
-                 krypton-agent --join-file {cluster}.yaml\n"
-            ),
-        },
+        BundleFormat::Bundle => {
+            let chart = chart.map(|chart| format!(" --chart {}", quoted(chart)));
+            let chart = chart.unwrap_or_default();
+            CommandOutput {
+                stdout: yaml,
+                stderr: format!(
+                    "{validity} Write it to {cluster}.yaml and run, with the kubeconfig of that cluster:\n  \
+                     kubectl krypton install agent --bundle {cluster}.yaml{chart}{values}\nor, without a pod:\n  \
+                     krypton-agent --join-file {cluster}.yaml\n"
+                ),
+            }
+        }
         BundleFormat::Helm => {
+            let chart = quoted(chart.unwrap_or("charts/krypton-agent"));
             let lines: String = yaml.lines().map(|line| format!("    {line}\n")).collect();
             CommandOutput {
                 stdout: format!(
-                    "{install} --values - <<'END-OF-BUNDLE'\njoin:\n  bundle: |\n{lines}END-OF-BUNDLE\n"
+                    "helm upgrade --install krypton-agent {chart} --namespace {SYSTEM_NAMESPACE} --create-namespace{values} \
+                     --values - <<'END-OF-BUNDLE'\njoin:\n  bundle: |\n{lines}END-OF-BUNDLE\n"
                 ),
                 stderr: format!("{validity} Run it with the kubeconfig of that cluster.\n"),
             }
@@ -329,6 +342,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::tool::temporary_file;
 
     fn example_bundle() -> JoinBundle {
         JoinBundle {
@@ -341,6 +355,16 @@ mod tests {
         }
     }
 
+    fn values(args: &[&str]) -> ChartValues {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            values: ChartValues,
+        }
+        let command: Command = clap::Parser::parse_from(["test"].iter().chain(args));
+        command.values
+    }
+
     #[test]
     fn pasted_command_passes_bundle_to_helm_unchanged() {
         let yaml = example_bundle().to_yaml().unwrap();
@@ -351,7 +375,7 @@ mod tests {
             Some("the charts/krypton-agent"),
             &chart_flags(
                 Some("example.org/krypton-hub:1.20"),
-                &["hub={a:1}".to_owned()],
+                &values(&["--set=hub={a:1}", "-f=my values"]),
             ),
         );
         let (command, rest) = output.stdout.split_once('\n').unwrap();
@@ -359,7 +383,7 @@ mod tests {
             command,
             "helm upgrade --install krypton-agent 'the charts/krypton-agent' --namespace \
              krypton-system --create-namespace --set-string image.registry=example.org \
-             --set-string image.tag=1.20 --set 'hub={a:1}' --values - <<'END-OF-BUNDLE'"
+             --set-string image.tag=1.20 --values 'my values' --set 'hub={a:1}' --values - <<'END-OF-BUNDLE'"
         );
         let values = rest.strip_suffix("END-OF-BUNDLE\n").unwrap();
         let values: Value = serde_saphyr::from_str(values).unwrap();
@@ -369,30 +393,31 @@ mod tests {
 
     #[test]
     fn agent_uses_registry_and_tag_of_hub() {
-        for (image, expected) in [
-            ("krypton-hub", vec![]),
-            ("krypton-hub:nightly", vec!["image.tag=nightly"]),
+        let own_tag = values(&["--set=image.tag=a,image.registry=b", "--set-string=x=y"]);
+        let file = temporary_file("values", "image: {registry: mirror}").unwrap();
+        let file = file.path().to_str().unwrap();
+        let own_registry = values(&["-f", file]);
+        let tag_and_file = format!("image.tag=1.20 {file}");
+        let none = ChartValues::default();
+        let own_version = concat!("r/krypton-hub:", env!("CARGO_PKG_VERSION"));
+        let by_digest = "registry.example.org:5000/team/krypton-hub:1.20@sha256:ab";
+        for (image, values, expected) in [
+            ("krypton-hub", &none, "image.tag="),
+            ("krypton-hub:nightly", &none, "image.tag=nightly"),
+            (own_version, &none, "image.registry=r image.tag="),
             (
-                concat!("r/krypton-hub:", env!("CARGO_PKG_VERSION")),
-                vec!["image.registry=r"],
+                by_digest,
+                &none,
+                "image.registry=registry.example.org:5000/team image.tag=1.20",
             ),
-            (
-                "registry.example.org:5000/team/krypton-hub:1.20@sha256:ab",
-                vec![
-                    "image.registry=registry.example.org:5000/team",
-                    "image.tag=1.20",
-                ],
-            ),
-            (
-                "registry.example.org:5000/krypton-hub@sha256:ab",
-                vec!["image.registry=registry.example.org:5000"],
-            ),
+            (by_digest, &own_registry, &tag_and_file),
+            (by_digest, &own_tag, "image.tag=a,image.registry=b x=y"),
         ] {
-            let values = chart_flags(Some(image), &[]);
-            let values: Vec<&str> = values.iter().map(|[_, value]| value.as_str()).collect();
-            assert_eq!(values, expected, "{image}");
+            let flags = chart_flags(Some(image), values);
+            let values: Vec<&str> = flags.iter().map(|[_, value]| value.as_str()).collect();
+            assert_eq!(values.join(" "), expected, "{image}");
         }
-        assert!(chart_flags(None, &[]).is_empty());
+        assert!(chart_flags(None, &none).is_empty());
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! `kubectl krypton quickstart`: creates a kind cluster with a hub that also manages this cluster, and a first Tenant.
 //! A second run changes only what differs. All requests go to the cluster that kind hands out.
 
-use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -311,10 +310,10 @@ async fn install_hub(
     };
     let is_new = !release.is_installed().await?;
     let file = temporary_file("the hub's values", &args.hub_values(is_new).to_string())?;
-    let mut values = vec![OsString::from("--values"), file.path().into()];
-    for value in &args.values {
-        values.extend([OsString::from("--set"), value.into()]);
-    }
+    let file = file.path().display().to_string();
+    let mut values = vec![["--values".to_owned(), file]];
+    let more = args.values.iter();
+    values.extend(more.map(|value| ["--set".to_owned(), value.clone()]));
     release.install(home, None, &values).await.map(drop)
 }
 
@@ -427,7 +426,7 @@ mod tests {
     async fn run_command(args: &[&str]) -> (Result<CommandOutput, String>, String) {
         let mut out = Vec::new();
         let line = [&["kubectl-krypton", "quickstart"][..], args].concat();
-        let line = line.into_iter().map(OsString::from);
+        let line = line.into_iter().map(std::ffi::OsString::from);
         let env = |_: &str| -> Option<String> { None };
         let running = crate::run(line, &env, Timestamp::UNIX_EPOCH, &mut out);
         let result = Box::pin(running).await.map_err(|error| chain(&error));

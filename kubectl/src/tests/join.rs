@@ -61,7 +61,7 @@ async fn join_prints_bundle_and_next_command() {
     assert!(
         output
             .stderr
-            .contains("--set-string image.registry=r --set-string image.tag=1 --set-file join.bundle=edge-1.yaml")
+            .contains("install agent --bundle edge-1.yaml --set-string image.registry=r --set-string image.tag=1\n")
             && output.stderr.contains("until 2026-01-02T04:04:05Z"),
         "{}",
         output.stderr

@@ -1,11 +1,11 @@
 //! `join --agent-context`: installs the agent on its cluster, and waits until it is connected.
 
-use std::ffi::OsString;
 use std::time::Duration;
 
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use kube::api::DynamicObject;
 
+use crate::commands::install::bundle_flag;
 use crate::error::KubectlError;
 use crate::helm::{ChartRelease, HelmArgs};
 use crate::home::{Connection, TargetArgs};
@@ -32,11 +32,10 @@ pub(super) async fn install(
     cluster: &Connection,
     bundle: &str,
     chart: Option<&str>,
-    mut values: Vec<OsString>,
+    mut values: Vec<[String; 2]>,
 ) -> Result<(), KubectlError> {
     let file = temporary_file("the bundle", bundle)?;
-    let value = format!("join.bundle={}", file.path().display());
-    values.extend(["--set-file".into(), value.into()]);
+    values.push(bundle_flag(&file));
     release.install(cluster, chart, &values).await.map(drop)
 }
 
