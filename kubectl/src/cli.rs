@@ -150,7 +150,7 @@ pub async fn run(
         Command::LogLevel(args) => Box::pin(log_level::run(args, target)),
         Command::Migrate(args) => Box::pin(migrate::run(args, target)),
         Command::SupportBundle(args) => Box::pin(support_bundle::run(args, target, now)),
-        Command::Version(args) => Box::pin(version::run(args, target)),
+        Command::Version(args) => Box::pin(version::run(args, target, out)),
     };
     command.await
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_runtime::access::{LocalSource, local, new_client};
+use krypton_runtime::access::{LocalSource, environment_proxy, local, new_client};
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::names::namespace_name;
@@ -99,6 +99,7 @@ impl TargetArgs {
             ("--kubeconfig", self.kubeconfig.is_some()),
             ("--context", self.context.is_some()),
             ("--as", self.as_user.is_some()),
+            ("--as-group", !self.as_groups.is_empty()),
             ("--namespace", self.namespace.is_some()),
             ("--hub-namespace", self.hub_namespace.is_some()),
         ];
@@ -252,9 +253,9 @@ impl Target<'_> {
             ..
         } = &self.args;
         let source = local_source(kubeconfig.as_deref(), self.env);
+        let has_kubeconfig = source.flag.is_some() || !source.kubeconfig_variable.is_empty();
         if let Some(context) = context
-            && source.flag.is_none()
-            && source.kubeconfig_variable.is_empty()
+            && !has_kubeconfig
         {
             // The account of a pod has no contexts.
             return Err(KubectlError::usage(format_args!(
@@ -266,6 +267,10 @@ impl Target<'_> {
         }
         let lookup = Box::pin(local(&source, context.as_deref(), Config::incluster));
         let mut located = lookup.await.map_err(KubectlError::Kubeconfig)?;
+        if has_kubeconfig && located.config.proxy_url.is_none() {
+            let proxy = environment_proxy(&located.config.cluster_url, self.env);
+            located.config.proxy_url = proxy.map_err(KubectlError::Kubeconfig)?;
+        }
         if as_user.is_some() {
             let user = &mut located.config.auth_info;
             user.impersonate.clone_from(as_user);

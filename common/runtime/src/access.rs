@@ -24,8 +24,8 @@ pub use helm_kubeconfig::{RenderError, kubeconfig_yaml, write_kubeconfig};
 use limit::LimitLayer;
 pub use limit::{CutOffCallback, CutOffError, ExceededLimit, ResponseLimits};
 pub use local::{
-    ClusterConfig, ConfigError, InCluster, LocalError, LocalSource, from_kubeconfig, local,
-    read_kubeconfig, redacted, service_account_namespace,
+    ClusterConfig, ConfigError, InCluster, LocalError, LocalSource, environment_proxy,
+    from_kubeconfig, local, read_kubeconfig, redacted, service_account_namespace,
 };
 pub use service_account::{ServiceAccount, impersonating_config};
 pub use service_account::{client_as, kubeconfig_as};

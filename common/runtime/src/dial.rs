@@ -20,6 +20,7 @@ use crate::net::{Network, Stream};
 
 pub use error::DialError;
 pub use proxy::ProxiedTcp;
+pub(crate) use proxy::https_proxy_of;
 
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -247,7 +247,11 @@ async fn fleet_output(
         let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
         members.get(member).await?;
     }
-    if let (Some(name), []) = (name, read.tenants.as_slice()) {
+    // A Tenant that exists may be Ready, or have other labels.
+    if let (Some(name), []) = (name, read.tenants.as_slice())
+        && !get.not_ready
+        && get.selector.is_none()
+    {
         return Err(KubectlError::NotFound(format!(
             "no member that you selected reports a Tenant {name:?}; 'kubectl krypton get tenants --fleet' lists all"
         )));

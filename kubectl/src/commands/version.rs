@@ -1,6 +1,7 @@
 //! `kubectl krypton version`: versions of this program, and of hub and agents as the home cluster records them.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use crate::home::{Connection, Target};
 use crate::join_info;
 use crate::kind::Kind;
 use crate::objects::Scope;
-use crate::render::{CommandOutput, DocumentFormat, encode, text_at};
+use crate::render::{CommandOutput, DocumentFormat, encode, print_now, text_at};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Versions {
@@ -26,13 +27,19 @@ pub(crate) struct Versions {
 pub(crate) async fn run(
     args: Versions,
     target: &Target<'_>,
+    out: &mut dyn Write,
 ) -> Result<CommandOutput, KubectlError> {
+    let own = FleetVersions::default().output(args.output)?;
     if args.client {
-        return FleetVersions::default().output(args.output);
+        return Ok(own);
     }
     match FleetVersions::read(target).await {
         Ok(versions) => versions.output(args.output),
-        Err(error) => Err(error.with_output(FleetVersions::default().output(args.output)?)),
+        Err(error) => {
+            // Before the error, whose exit code tells why.
+            print_now(out, &own.stdout)?;
+            Err(error)
+        }
     }
 }
 

@@ -35,6 +35,10 @@ async fn debug_port() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
                     let fleet = json!({"replica": "krypton-hub-0", "repo": "https://me:canary@r"});
                     (StatusCode::OK, fleet.to_string())
                 }
+                ("/debug/tenants.json", _) => {
+                    let page = json!({"tenants": [], "next": null});
+                    (StatusCode::OK, page.to_string())
+                }
                 _ => (StatusCode::NOT_FOUND, String::new()),
             }
         },
@@ -305,6 +309,31 @@ async fn loopback_debug_address_is_used_without_pod() {
         assert_eq!(error.exit_code(), ExitCode::Usage, "{args:?}: {error}");
     }
     assert!(server.uris().is_empty());
+}
+
+#[tokio::test]
+async fn fleet_list_rejects_unknown_member_or_tenant() {
+    let (debug_address, _) = debug_port().await;
+    let server = FakeApiServer::with_handler(|uri| {
+        let (code, body) = match uri.contains("/edgeclusters/edge-1") {
+            true => (200, fleet().remove(0)),
+            false => failure(404, "NotFound", "no"),
+        };
+        json_response(code, &body)
+    });
+    let server = server.await;
+    let address_flag = format!("--debug-address={debug_address}");
+    for (selection, code) in [
+        (&["--on=edge-1"][..], ExitCode::Success),
+        (&["--on=edge-99"], ExitCode::NotFound),
+        (&["acme"], ExitCode::NotFound),
+        (&["acme", "--not-ready"], ExitCode::Success),
+    ] {
+        let list = ["get", "tenants", "--fleet", &address_flag];
+        let result = server.run(&[&list[..], selection].concat()).await;
+        let found = result.map_or_else(|error| error.exit_code(), |_| ExitCode::Success);
+        assert_eq!(found, code, "{selection:?}");
+    }
 }
 
 #[tokio::test]

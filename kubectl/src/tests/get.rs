@@ -1,5 +1,7 @@
 //! `get`: tables of objects as an API server returns them, and complete runs.
 
+use tokio::io::AsyncReadExt as _;
+
 use super::*;
 use crate::commands::get::{clusters_table, deployments_table, tenants_table};
 use crate::render::View;
@@ -328,12 +330,13 @@ async fn several_names_are_listed_despite_missing_one() {
 async fn version_fails_after_own_version_without_cluster() {
     let responses = vec![failure(403, "Forbidden", "no")];
     let server = FakeApiServer::with_responses(responses).await;
-    let error = server.run(&["version", "-o", "json"]).await.unwrap_err();
-    assert_eq!(error.exit_code(), ExitCode::Failed);
-    let KubectlError::Partial { output, .. } = error else {
-        panic!("{error}")
-    };
-    let versions: Value = serde_json::from_str(&output.stdout).unwrap();
+    let path = server.directory.path().join("config");
+    let env = |name: &str| (name == "KUBECONFIG").then(|| path.display().to_string());
+    let args = ["kubectl-krypton", "version", "-o", "json"];
+    let mut printed = Vec::new();
+    let error = run(args.map(OsString::from), &env, now(), &mut printed).await;
+    assert_eq!(error.unwrap_err().exit_code(), ExitCode::NotPermitted);
+    let versions: Value = serde_json::from_slice(&printed).unwrap();
     assert_eq!(versions["client"]["version"], env!("CARGO_PKG_VERSION"));
 }
 
@@ -406,6 +409,37 @@ async fn unreachable_cluster_is_reported_with_cause() {
     std::fs::write(config, closed.to_string()).unwrap();
     let error = server.error(&["get", "clusters"]).await;
     assert!(error.contains("Connection refused"), "{error}");
+}
+
+#[tokio::test]
+async fn cluster_is_reached_through_proxy_of_environment() {
+    let server = FakeApiServer::with_responses(Vec::new()).await;
+    let config = server.directory.path().join("config");
+    let remote = json!({
+        "current-context": "home",
+        "clusters": [{"name": "c", "cluster": {"server": "https://home.invalid:6443"}}],
+        "contexts": [{"name": "home", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+    });
+    std::fs::write(&config, remote.to_string()).unwrap();
+    let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = proxy.local_addr().unwrap();
+    let env = |name: &str| match name {
+        "KUBECONFIG" => Some(config.display().to_string()),
+        "HTTPS_PROXY" => Some(format!("http://{address}")),
+        _ => None,
+    };
+    let args = ["kubectl-krypton", "get", "clusters"].map(OsString::from);
+    let mut printed = Vec::new();
+    let request = async {
+        let (mut client, _) = proxy.accept().await.unwrap();
+        let mut request = vec![0; "CONNECT home.invalid:6443 ".len()];
+        client.read_exact(&mut request).await.unwrap();
+        String::from_utf8(request).unwrap()
+    };
+    let (result, request) = tokio::join!(run(args, &env, now(), &mut printed), request);
+    assert_eq!(request, "CONNECT home.invalid:6443 ");
+    assert_eq!(result.unwrap_err().exit_code(), ExitCode::NoResponse);
 }
 
 #[tokio::test]

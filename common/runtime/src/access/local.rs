@@ -11,6 +11,7 @@ use rustls::pki_types::pem::PemObject as _;
 use thiserror::Error;
 
 use super::CONNECT_TIMEOUT;
+use crate::dial::https_proxy_of;
 
 const IN_CLUSTER: &str = "in-cluster";
 
@@ -55,6 +56,11 @@ pub enum LocalError {
         "no cluster found: no --kubeconfig, no KUBECONFIG, no .kube/config in HOME, and this is not a pod; set --kubeconfig"
     )]
     NotFound(#[source] InClusterError),
+    /// Omits the value, because it may contain a password.
+    #[error(
+        "the value of HTTPS_PROXY is not supported; write it as http://HOST:PORT or socks5://HOST:PORT, or add the host of the API server to NO_PROXY"
+    )]
+    EnvironmentProxy,
 }
 
 /// Why a kubeconfig is not usable.
@@ -214,7 +220,8 @@ pub async fn from_kubeconfig(
 }
 
 /// Builds the configuration as kube does, but ignores the environment. The kube crate also applies
-/// HTTPS_PROXY, which is intended for chart repositories, and fails on an invalid NO_PROXY.
+/// HTTPS_PROXY, which hub and agent use only for chart repositories and the connection between them, and fails on an
+/// invalid NO_PROXY. A user's program adds [`environment_proxy`].
 fn build_config(
     kubeconfig: &Kubeconfig,
     context: &Context,
@@ -274,11 +281,33 @@ fn proxy(cluster: &Cluster) -> Result<Option<http::Uri>, ConfigError> {
     let Some(url) = cluster.proxy_url.as_deref().filter(|url| !url.is_empty()) else {
         return Ok(None);
     };
-    let url: http::Uri = url.parse().map_err(|_| ConfigError::Proxy)?;
-    match url.scheme_str() {
-        Some("http" | "socks5") if url.host().is_some() => Ok(Some(url)),
-        _ => Err(ConfigError::Proxy),
-    }
+    parse_proxy(url).map(Some).ok_or(ConfigError::Proxy)
+}
+
+fn parse_proxy(url: &str) -> Option<http::Uri> {
+    let url: http::Uri = url.parse().ok()?;
+    let is_supported = matches!(url.scheme_str(), Some("http" | "socks5")) && url.host().is_some();
+    is_supported.then_some(url)
+}
+
+/// Returns the proxy that kubectl uses for the API server at this URL, from HTTPS_PROXY and NO_PROXY. A proxy of the
+/// kubeconfig precedes it.
+///
+/// # Errors
+/// Returns an error if the server needs the proxy, and its URL is not supported.
+pub fn environment_proxy(
+    server: &http::Uri,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<http::Uri>, LocalError> {
+    let Some(value) = https_proxy_of(server, env) else {
+        return Ok(None);
+    };
+    let url = match value.contains("://") {
+        true => value,
+        false => format!("http://{value}"),
+    };
+    let url = parse_proxy(&url);
+    url.map(Some).ok_or(LocalError::EnvironmentProxy)
 }
 
 #[cfg(test)]
@@ -366,6 +395,55 @@ mod tests {
             let error = proxy(&cluster).unwrap_err();
             assert!(matches!(error, ConfigError::Proxy), "{url}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn environment_proxy_is_chosen_as_by_kubectl() {
+        let exempt = "other.org, 10.0.0.0/8, *.inner.org";
+        for (server, name, value, expected) in [
+            (
+                "https://a.org:6443",
+                "HTTPS_PROXY",
+                "http://me:pw@p:1",
+                "http://me:pw@p:1/",
+            ),
+            ("https://a.org:6443", "https_proxy", "p:1", "http://p:1/"),
+            (
+                "https://a.org",
+                "HTTPS_PROXY",
+                "socks5://p:1",
+                "socks5://p:1/",
+            ),
+            (
+                "https://a.org",
+                "HTTPS_PROXY",
+                "https://me:hunter2@p:1",
+                "error",
+            ),
+            ("https://a.org", "HTTPS_PROXY", "http://", "error"),
+            ("https://a.org", "HTTPS_PROXY", "", ""),
+            ("https://a.org", "ALL_PROXY", "http://p:1", ""),
+            ("http://a.org", "HTTPS_PROXY", "http://p:1", ""),
+            ("https://other.org", "HTTPS_PROXY", "http://p:1", ""),
+            ("https://10.1.2.3:6443", "HTTPS_PROXY", "http://p:1", ""),
+            ("https://api.inner.org", "HTTPS_PROXY", "ftp://p:1", ""),
+            ("https://127.0.0.1:6443", "HTTPS_PROXY", "http://p:1", ""),
+            ("https://[::1]:6443", "HTTPS_PROXY", "http://p:1", ""),
+            ("https://localhost:6443", "HTTPS_PROXY", "http://p:1", ""),
+        ] {
+            let env = |variable: &str| match variable {
+                "no_proxy" => Some(exempt.to_owned()),
+                _ => (variable == name).then(|| value.to_owned()),
+            };
+            let proxy = match environment_proxy(&server.parse().unwrap(), &env) {
+                Ok(proxy) => proxy.map(|proxy| proxy.to_string()).unwrap_or_default(),
+                Err(error) => {
+                    assert!(!error.to_string().contains("hunter2"), "{error}");
+                    "error".to_owned()
+                }
+            };
+            assert_eq!(proxy, expected, "{server} {name}={value}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::future::ready;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use futures::future::BoxFuture;
 use http::Uri;
@@ -21,20 +21,16 @@ use crate::net::{HttpProxy, Listener, Network, Stream, Tcp};
 pub struct ProxiedTcp(Matcher);
 
 impl ProxiedTcp {
-    /// A variable in upper case overrides the one in lower case.
+    /// A variable in upper case overrides the one in lower case, unless it is empty.
     pub fn new(env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let variable = |name: &str| {
-            let value = env(name).or_else(|| env(&name.to_lowercase()));
-            value.unwrap_or_default()
-        };
-        let (all, https) = (variable("ALL_PROXY"), variable("HTTPS_PROXY"));
+        let (all, https) = (variable(env, "ALL_PROXY"), variable(env, "HTTPS_PROXY"));
         let is_configured = [&all, &https].iter().any(|value| !value.is_empty());
         let proxies = || Matcher::builder().all(all.clone()).https(https.clone());
         let hub = Uri::from_static("https://hub.example.org");
         if is_configured && proxies().build().intercept(&hub).is_none() {
             tracing::warn!("HTTPS_PROXY is not a valid URL; connecting to the hub without a proxy");
         }
-        Self(proxies().no(variable("NO_PROXY")).build())
+        Self(proxies().no(exempt_hosts(env)).build())
     }
 }
 
@@ -58,6 +54,31 @@ impl Network for ProxiedTcp {
     ) -> BoxFuture<'a, Result<Listener, AdminError>> {
         Box::pin(async move { Tcp.listen(flag, address).await })
     }
+}
+
+fn variable(env: &dyn Fn(&str) -> Option<String>, name: &str) -> String {
+    let value = |name: &str| env(name).filter(|value| !value.is_empty());
+    let value = value(name).or_else(|| value(&name.to_lowercase()));
+    value.unwrap_or_default()
+}
+
+/// Returns NO_PROXY. Go's programs also accept `*.DOMAIN` there.
+fn exempt_hosts(env: &dyn Fn(&str) -> Option<String>) -> String {
+    variable(env, "NO_PROXY").replace("*.", ".")
+}
+
+/// Returns the value of HTTPS_PROXY if kubectl uses it for the API server at this URL. For loopback addresses, kubectl
+/// uses no proxy.
+pub(crate) fn https_proxy_of(server: &Uri, env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let host = server.host()?.trim_matches(['[', ']']);
+    let is_loopback = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    // Only NO_PROXY and the scheme of the server matter here, so any valid proxy fits.
+    let proxies = Matcher::builder().https("http://proxy");
+    let matcher = proxies.no(exempt_hosts(env)).build();
+    if is_loopback || host == "localhost" || matcher.intercept(server).is_none() {
+        return None;
+    }
+    Some(variable(env, "HTTPS_PROXY")).filter(|value| !value.is_empty())
 }
 
 fn uri(address: &str) -> Result<Uri, http::Error> {
