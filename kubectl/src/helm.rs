@@ -72,10 +72,10 @@ pub(crate) struct HelmArgs {
 /// Values for a chart, with Helm's own flags.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ChartValues {
-    /// File with values for the chart; repeatable
+    /// File with values for Krypton's chart; repeatable
     #[arg(short = 'f', long = "values", value_name = "FILE")]
     files: Vec<String>,
-    /// A value for the chart, as in Helm's --set; repeatable
+    /// A value for Krypton's chart, as in Helm's --set; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE")]
     values: Vec<String>,
     /// A value that is a text, as in Helm's --set-string; repeatable
@@ -102,16 +102,18 @@ impl ChartValues {
 
     /// Returns whether a flag or a file sets this value. Helm reports a file that cannot be read.
     pub(crate) fn sets(&self, key: &str) -> bool {
-        let args = self.values.iter().chain(&self.texts);
+        let args = [&self.values, &self.texts, &self.texts_of_files];
+        let args = args.into_iter().flatten();
         let mut args = args.flat_map(|arg| arg.split(','));
         let pointer = format!("/{}", key.replace('.', "/"));
         let is_in_file = |file: &String| {
             let text = fs::read_to_string(file).ok()?;
             let values: Value = serde_saphyr::from_str(&text).ok()?;
-            text_at(&values, &pointer)
+            // A number is a value, too, as in `tag: 1.20`.
+            values.pointer(&pointer).map(|value| !value.is_null())
         };
         args.any(|arg| arg.split('=').next() == Some(key))
-            || self.files.iter().any(|file| is_in_file(file).is_some())
+            || self.files.iter().any(|file| is_in_file(file) == Some(true))
     }
 }
 
@@ -284,6 +286,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::tool::temporary_file;
 
     #[tokio::test]
     async fn missing_or_failing_helm_is_named() {
@@ -307,6 +310,32 @@ mod tests {
             };
             let error = release.uninstall().await.unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn values_are_found_in_flags_and_files() {
+        let content = "image: {registry: mirror, tag: 1.20, digest: null}";
+        let file = temporary_file("values", content).unwrap();
+        let values = ChartValues {
+            files: vec!["/nonexistent".to_owned(), file.path().display().to_string()],
+            values: vec!["a=1,b.c=2".to_owned()],
+            texts: vec!["d=".to_owned()],
+            texts_of_files: vec!["e=file".to_owned()],
+        };
+        for (key, is_set) in [
+            ("a", true),
+            ("b.c", true),
+            ("d", true),
+            ("e", true),
+            ("image.registry", true),
+            ("image.tag", true),
+            ("image.digest", false),
+            ("image.pullPolicy", false),
+            ("b", false),
+            ("file", false),
+        ] {
+            assert_eq!(values.sets(key), is_set, "{key}");
         }
     }
 

@@ -3,6 +3,7 @@
 mod check;
 mod debug_port;
 mod get;
+mod install;
 mod join;
 mod rotate_ca;
 mod support_bundle;
@@ -11,6 +12,8 @@ mod wait;
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -181,6 +184,16 @@ impl FakeApiServer {
     }
 }
 
+/// Creates a Helm program that runs this script of a shell in the server's folder. Returns its path.
+fn helm_stub(server: &FakeApiServer, script: &str) -> String {
+    let folder = server.directory.path();
+    let path = folder.join("helm");
+    let script = format!("#!/bin/sh\ncd '{}'\n{script}\n", folder.display());
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
 fn json_response(code: u16, body: &Value) -> Response {
     let json = [(header::CONTENT_TYPE, "application/json")];
     let code = StatusCode::from_u16(code).unwrap();
@@ -318,6 +331,7 @@ async fn invalid_arguments_are_rejected_without_any_request() {
         (&["check", "--manifest=-", "--pre"], "cannot be used with"),
         (&["version", "-n", "hub"], "--hub-namespace"),
         (&["install", "hub", "-n", "hub"], "with --hub-namespace"),
+        (&["install", "hub", "--bundle=f"], "takes no --bundle"),
         (
             &["log-level", "agent", "--hub-namespace=x"],
             "with --namespace",

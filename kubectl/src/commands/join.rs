@@ -116,13 +116,17 @@ pub(crate) async fn run(
         KubectlError::Failed(format!("writing the bundle failed: {}", chain(&error)))
     })?;
     let values = chart_flags(image.as_deref(), &join.values);
+    let image_hint = hint_at_registry(&join, image.as_deref());
     let mut output = match &edge {
         Some((edge, cluster)) => {
             let name = &bundle.cluster;
             // The cluster may reach the hub although this machine does not, so this is only a hint.
             let defect = Box::pin(connection_defect(&bundle, target.env)).await;
-            let hint = defect.map(|defect| format!("; a possible cause: {defect}"));
-            let hint = hint.unwrap_or_default();
+            let hints = [
+                defect.map(|defect| format!("; a possible cause: {defect}")),
+                image_hint.map(|hint| format!("; {hint}")),
+            ];
+            let hints: String = hints.into_iter().flatten().collect();
             let joining = async {
                 let release = agent::release(&edge.args, &join.helm);
                 agent::install(&release, cluster, &yaml, join.chart.as_deref(), values).await?;
@@ -134,21 +138,20 @@ pub(crate) async fn run(
             };
             joining.await.map_err(|error| KubectlError::Interrupted {
                 consequence: format!(
-                    "{replacement_note}the home cluster has a join token for {name}, but no agent is connected; remove the cause and run the command again{hint}"
+                    "{replacement_note}the home cluster has a join token for {name}, but no agent is connected; remove the cause and run the command again{hints}"
                 ),
                 source: Box::new(error),
             })?;
             CommandOutput::stdout(format!("edgecluster.mesh.openkcm.io/{name} connected\n"))
         }
-        None => bundle_output(&bundle, yaml, join.output, join.chart.as_deref(), &values),
+        None => {
+            let chart = join.chart.as_deref();
+            let mut output = bundle_output(&bundle, yaml, join.output, chart, &values);
+            let hint = image_hint.map(|hint| format!("{hint}\n"));
+            output.stderr.extend(hint);
+            output
+        }
     };
-    if image.is_none()
-        && join.chart.is_none()
-        && CHART_REGISTRY.is_none()
-        && !join.values.sets("image.registry")
-    {
-        output.stderr += "The image of the hub is unknown, because you may not list its pods or it runs outside of pods. If the agent's image is not found, add --set image.registry=REGISTRY.\n";
-    }
     if let Some(replaced) = &replaced {
         output.stderr.insert_str(0, &replaced.effects(now));
     }
@@ -250,6 +253,17 @@ fn chart_flags(image: Option<&str>, values: &ChartValues) -> Vec<[String; 2]> {
     }
     flags.extend(values.flags());
     flags
+}
+
+/// What to do if the agent's image is not found, unless the registry is known.
+fn hint_at_registry(join: &Join, image: Option<&str>) -> Option<&'static str> {
+    let is_known = image.is_some()
+        || join.chart.is_some()
+        || CHART_REGISTRY.is_some()
+        || join.values.sets("image.registry");
+    (!is_known).then_some(
+        "the image of the hub is unknown, because you may not list its pods or it runs outside of pods; if the agent's image is not found, add --set image.registry=REGISTRY",
+    )
 }
 
 /// Puts the bundle, in either form, on standard output, and the next step on standard error.

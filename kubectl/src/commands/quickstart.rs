@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 
 use crate::check::ensure_installable;
 use crate::error::KubectlError;
-use crate::helm::{CHART_REGISTRY, ChartRelease, HelmArgs};
+use crate::helm::{CHART_REGISTRY, ChartRelease, ChartValues, HelmArgs};
 use crate::home::{Connection, Target, TargetArgs};
 use crate::kind::Kind;
 use crate::objects::{Objects, Scope, condition};
@@ -51,16 +51,18 @@ pub(crate) struct Quickstart {
     /// Name of the first Tenant, in the namespace default
     #[arg(long, value_name = "NAME", default_value = "first", value_parser = namespace_name)]
     tenant: String,
-    /// A value for the hub's chart, as in Helm's --set; repeatable
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    values: Vec<String>,
+    #[command(flatten)]
+    values: ChartValues,
     /// An image on this machine to load into the cluster, if no registry has it; repeatable
     #[arg(long = "load-image", value_name = "IMAGE")]
     load_images: Vec<String>,
     /// Delete the kind cluster, and nothing else
     #[arg(
         long,
-        conflicts_with_all = ["chart_name", "chart_repo", "chart_version", "tenant", "values", "load_images"]
+        conflicts_with_all = [
+            "chart_name", "chart_repo", "chart_version", "tenant", "load_images",
+            "files", "values", "texts", "texts_of_files",
+        ]
     )]
     delete: bool,
     #[command(flatten)]
@@ -70,7 +72,8 @@ pub(crate) struct Quickstart {
 impl Quickstart {
     /// Fails unless the chart or the user names where the hub's image is.
     fn require_image(&self) -> Result<(), KubectlError> {
-        let is_named = self.values.iter().any(|value| value.starts_with("image."));
+        let mut keys = ["image.registry", "image.repository"].into_iter();
+        let is_named = keys.any(|key| self.values.sets(key));
         match is_named || !self.load_images.is_empty() || CHART_REGISTRY.is_some() {
             true => Ok(()),
             false => Err(KubectlError::usage(
@@ -312,8 +315,7 @@ async fn install_hub(
     let file = temporary_file("the hub's values", &args.hub_values(is_new).to_string())?;
     let file = file.path().display().to_string();
     let mut values = vec![["--values".to_owned(), file]];
-    let more = args.values.iter();
-    values.extend(more.map(|value| ["--set".to_owned(), value.clone()]));
+    values.extend(args.values.flags());
     release.install(home, None, &values).await.map(drop)
 }
 
@@ -517,7 +519,7 @@ mod tests {
     #[tokio::test]
     async fn flags_that_select_a_cluster_are_rejected() {
         let kind = StubKind::new("");
-        let cases: [(&[&str], &str); 8] = [
+        let cases: [(&[&str], &str); 9] = [
             (&["--context=home"], "takes no --context"),
             (&["--kubeconfig=f"], "takes no --kubeconfig"),
             (&["--as=root"], "takes no --as"),
@@ -525,6 +527,7 @@ mod tests {
             (&["--hub-namespace=hub"], "takes no --hub-namespace"),
             (&["--chart-repo=https://charts.example.org"], "--chart-name"),
             (&["--delete", "--tenant=acme"], "cannot be used with"),
+            (&["--delete", "-f=values.yaml"], "cannot be used with"),
             (&["--tenant=Acme"], "lower-case letters"),
         ];
         for (flags, expected) in cases {
@@ -533,6 +536,22 @@ mod tests {
             assert!(error.contains(expected), "{flags:?}: {error}");
         }
         assert!(kind.calls().is_empty());
+    }
+
+    #[test]
+    fn new_cluster_requires_image_of_hub() {
+        let cases: [(&[&str], bool); 5] = [
+            (&[], false),
+            (&["--set=image.tag=1"], false),
+            (&["--set-string=image.registry=r"], true),
+            (&["--set=replicaCount=1,image.repository=r/hub"], true),
+            (&["--load-image=hub:1"], true),
+        ];
+        for (flags, is_named) in cases {
+            let line = [&["quickstart"][..], flags].concat();
+            let args = TestCli::try_parse_from(line).unwrap().quickstart;
+            assert_eq!(args.require_image().is_ok(), is_named, "{flags:?}");
+        }
     }
 
     #[test]

@@ -38,7 +38,7 @@ fn no_member() -> (u16, Value) {
 }
 
 /// A server whose hub names its address, without a member of the name.
-async fn joinable_server() -> FakeApiServer {
+pub(super) async fn joinable_server() -> FakeApiServer {
     FakeApiServer::with_responses(vec![
         join_info("hub:1"),
         no_pods(),
@@ -200,6 +200,44 @@ async fn published_join_info_is_validated_before_token_creation() {
                 && text.contains("ConfigMap krypton-hub-join in the namespace krypton-system"),
             "{text}"
         );
+    }
+}
+
+#[tokio::test]
+async fn unknown_image_of_hub_is_reported() {
+    let hint = "the image of the hub is unknown, because you may not list its pods or it runs outside of pods; \
+                if the agent's image is not found, add --set image.registry=REGISTRY";
+    let cases: [(&[&str], bool); 3] = [
+        (&[], true),
+        (&["--set=image.registry=r"], false),
+        (&["--chart=own"], false),
+    ];
+    for (flags, is_hinted) in cases {
+        let server = joinable_server().await;
+        let args = [&["join", "edge-1"][..], flags].concat();
+        let output = server.run(&args).await.unwrap();
+        assert_eq!(output.stderr.contains(hint), is_hinted, "{flags:?}");
+    }
+    let responses = vec![
+        join_info("127.0.0.1:1"),
+        no_pods(),
+        no_member(),
+        created_secret(),
+        no_pods(),
+    ];
+    let server = FakeApiServer::with_responses(responses).await;
+    let helm = helm_stub(&server, "[ \"$1\" = version ]");
+    let flags = [
+        "--agent-context=home",
+        "--skip-checks",
+        "--helm",
+        helm.as_str(),
+    ];
+    let error = server
+        .error(&[&["join", "edge-1"][..], &flags].concat())
+        .await;
+    for expected in ["a possible cause: ", hint, "Helm failed for krypton-agent"] {
+        assert!(error.contains(expected), "{error}");
     }
 }
 

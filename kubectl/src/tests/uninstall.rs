@@ -1,8 +1,5 @@
 //! `uninstall`: the search for the release, and releases without a Deployment.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
-
 use super::*;
 
 /// A cluster without Deployments, pods and CRDs.
@@ -18,22 +15,19 @@ async fn empty_cluster() -> FakeApiServer {
 }
 
 /// Creates a Helm program with a release of the hub in this namespace.
-fn helm_stub(server: &FakeApiServer, namespace: &str) -> String {
-    let path = server.directory.path().join("helm");
+fn helm_with_hub(server: &FakeApiServer, namespace: &str) -> String {
     let script = format!(
-        "#!/bin/sh\ncase \"$*\" in\nlist*'--namespace {namespace}') echo krypton-hub;;\n\
-         uninstall*) echo uninstalled;;\nesac\n"
+        "case \"$*\" in\nlist*'--namespace {namespace}') echo krypton-hub;;\n\
+         uninstall*) echo uninstalled;;\nesac"
     );
-    fs::write(&path, script).unwrap();
-    fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-    path.display().to_string()
+    helm_stub(server, &script)
 }
 
 #[tokio::test]
 async fn release_without_deployment_is_found_and_uninstalled() {
     let server = empty_cluster().await;
     for namespace in ["krypton", "krypton-system", "team"] {
-        let helm = helm_stub(&server, namespace);
+        let helm = helm_with_hub(&server, namespace);
         let args = ["uninstall", "hub", "--helm", helm.as_str()];
         let output = server.run(&args).await.unwrap();
         assert_eq!(output.stdout, "uninstalled\n");
@@ -45,7 +39,7 @@ async fn release_without_deployment_is_found_and_uninstalled() {
 #[tokio::test]
 async fn missing_release_names_searched_namespaces() {
     let server = empty_cluster().await;
-    let helm = helm_stub(&server, "hidden");
+    let helm = helm_with_hub(&server, "hidden");
     let args = ["uninstall", "hub", "--helm", helm.as_str()];
     let error = server.run(&args).await.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::NotFound);
