@@ -1,15 +1,33 @@
 //! Settings with a fixed set of words, which the type's table `ALL` defines.
 
-/// Implements `FromStr` and `Display` for a type with the table `ALL`. Other texts result in the error.
-macro_rules! by_word {
-    ($setting:ty, $error:ident) => {
-        impl std::str::FromStr for $setting {
-            type Err = $error;
+use thiserror::Error;
 
-            fn from_str(text: &str) -> Result<Self, $error> {
+/// The text is none of the setting's words, which the message lists.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("write {0}")]
+pub struct UnknownWord(String);
+
+impl UnknownWord {
+    pub(crate) fn new(words: &[&str]) -> Self {
+        match words {
+            [others @ .., last] if !others.is_empty() => {
+                Self(format!("{} or {last}", others.join(", ")))
+            }
+            _ => Self(words.concat()),
+        }
+    }
+}
+
+/// Implements `FromStr` and `Display` for a type with the table `ALL`.
+macro_rules! by_word {
+    ($setting:ty) => {
+        impl std::str::FromStr for $setting {
+            type Err = $crate::keyword::UnknownWord;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
                 let mut all = Self::ALL.iter();
                 let setting = all.find_map(|(word, setting)| (*word == text).then_some(*setting));
-                setting.ok_or($error)
+                setting.ok_or_else(|| Self::Err::new(&Self::ALL.map(|(word, _)| word)))
             }
         }
 

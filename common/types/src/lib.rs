@@ -17,7 +17,7 @@ pub mod fuzzing;
 pub mod join_bundle;
 pub mod join_info;
 pub mod join_token;
-mod keyword;
+pub mod keyword;
 pub mod kubeconfig;
 pub mod labels;
 pub mod loopback;

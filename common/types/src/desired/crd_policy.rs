@@ -1,7 +1,6 @@
 //! Policy for the CRDs in a chart's folder `crds`.
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::keyword::by_word;
 
@@ -32,12 +31,7 @@ impl CrdPolicy {
     }
 }
 
-/// The text is not a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("write skip, create or create-replace")]
-pub struct NotAPolicy;
-
-by_word!(CrdPolicy, NotAPolicy);
+by_word!(CrdPolicy);
 
 #[cfg(test)]
 mod tests {
@@ -50,6 +44,7 @@ mod tests {
             assert_eq!(policy.to_string(), word);
             assert_eq!(serde_json::to_value(policy).unwrap(), word);
         }
-        assert_eq!("CreateReplace".parse::<CrdPolicy>(), Err(NotAPolicy));
+        let error = "CreateReplace".parse::<CrdPolicy>().unwrap_err();
+        assert_eq!(error.to_string(), "write skip, create or create-replace");
     }
 }

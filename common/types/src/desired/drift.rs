@@ -1,7 +1,6 @@
 //! Policy for releases that differ from their chart.
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::keyword::by_word;
 
@@ -27,12 +26,7 @@ impl DriftMode {
     ];
 }
 
-/// The text is not a mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("write off, warn or heal")]
-pub struct NotAMode;
-
-by_word!(DriftMode, NotAMode);
+by_word!(DriftMode);
 
 /// Drift policy of a fleet. A Tenant can override the mode through an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +65,8 @@ mod tests {
             assert_eq!(mode.to_string(), word);
         }
         for word in ["", "Heal", "on", "true", "enabled"] {
-            assert_eq!(word.parse::<DriftMode>(), Err(NotAMode), "{word:?}");
+            let error = word.parse::<DriftMode>().unwrap_err();
+            assert_eq!(error.to_string(), "write off, warn or heal", "{word:?}");
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::keyword::by_word;
 
@@ -34,12 +33,7 @@ impl WaitPolicy {
     }
 }
 
-/// The text is not a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("write none, ready or hooks")]
-pub struct NotAWaitPolicy;
-
-by_word!(WaitPolicy, NotAWaitPolicy);
+by_word!(WaitPolicy);
 
 /// Reaction to an upgrade that Krypton gives up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,12 +56,7 @@ impl Remediation {
     }
 }
 
-/// The text is not a remediation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("write keep or rollback")]
-pub struct NotARemediation;
-
-by_word!(Remediation, NotARemediation);
+by_word!(Remediation);
 
 /// Allowed values of [`Handling::history_max`]. With fewer than 2, Helm would not keep a failed revision next to the
 /// deployed one. Krypton could then not find the leftovers of the failed attempt.
@@ -129,7 +118,7 @@ mod tests {
             assert_eq!(policy.to_string(), word);
             assert_eq!(serde_json::to_value(policy).unwrap(), word);
         }
-        assert_eq!("watcher".parse::<WaitPolicy>(), Err(NotAWaitPolicy));
+        "watcher".parse::<WaitPolicy>().unwrap_err();
     }
 
     #[test]
@@ -139,7 +128,8 @@ mod tests {
             assert_eq!(remediation.to_string(), word);
             assert_eq!(serde_json::to_value(remediation).unwrap(), word);
         }
-        assert_eq!("Keep".parse::<Remediation>(), Err(NotARemediation));
+        let error = "Keep".parse::<Remediation>().unwrap_err();
+        assert_eq!(error.to_string(), "write keep or rollback");
     }
 
     #[test]
