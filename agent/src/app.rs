@@ -32,6 +32,7 @@ use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::{chance, clock, scratch, signals};
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::desired::DesiredState;
+use krypton_types::names;
 use kube::{Client, Config};
 use tempfile::{TempDir, TempPath};
 use tokio::sync::{mpsc, watch};
@@ -325,6 +326,7 @@ impl Process {
             holder: agent_holder(&self.replica, pod.as_ref(), chance::random()),
             lease_goal: watch::channel(LeaseGoal::Hold).1,
             instance: self.replica.clone(),
+            program: names::AGENT_MANAGER,
             status_mode: StatusMode::Write,
             namespaces: None,
             // The cluster owns its Tenants, so all namespaces are allowed.

@@ -151,7 +151,7 @@ pub struct TenantStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cluster"]))]
     pub next_steps: Vec<NextStep>,
-    /// Last revisions of the release, newest first. Not set on the home cluster.
+    /// Last revisions of the release, newest first. On the home cluster, only the revisions on `self-cluster`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = HISTORY_MAX), extend("x-kubernetes-list-type" = "atomic"))]
     pub history: Vec<HistoryEntry>,
@@ -231,6 +231,14 @@ pub struct HistoryEntry {
     /// `Unknown`: Krypton does not know the cause.
     #[serde(default)]
     pub cause: RevisionCause,
+    /// Program or user that caused the revision, as the name of its field manager, up to 128 bytes. For a change of
+    /// `spec` or of the annotation `mesh.openkcm.io/reconcile-requested-at`, the manager that changed it last, from
+    /// `metadata.managedFields`. For a placed Tenant, this is the program that places it. `krypton-hub`: the chart or
+    /// the values of the fleet or of the member changed. For `Repair`, `Rollback` and automatic retries, the program
+    /// that runs Helm for this cluster: `krypton-agent` or `krypton-hub`. Not set if Krypton does not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub by: Option<String>,
 }
 
 /// Outcome of a revision.

@@ -508,6 +508,7 @@ async fn reconcile(
         holder: format!("{}/{name}", shared.holder),
         lease_goal: lease_goal_rx,
         instance: shared.instance.clone(),
+        program: names::HUB_MANAGER,
         status_mode: if is_home {
             StatusMode::Report
         } else {

@@ -248,6 +248,7 @@ impl v1::Tenant {
             handled_request: state.handled_request.clone(),
             labels: Labels::new(&state.labels),
             state: state.read("a Tenant's state")?,
+            history: None,
         };
         Ok((key, Some(report.trimmed())))
     }

@@ -17,6 +17,7 @@ use krypton_types::names;
 use krypton_types::tenant::TenantKey;
 use kube::runtime::watcher::Event;
 
+use crate::field_managers::keep_last_managers;
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::workload::{WorkloadKey, WorkloadState};
 use crate::workspaces::metadata::NamespaceMetadata;
@@ -291,8 +292,7 @@ impl Index {
     pub fn tenant_event(&mut self, event: Event<Tenant>) -> BTreeSet<OwnerKey> {
         self.lists_started += u64::from(matches!(event, Event::Init));
         let changed = self.tenants.apply_event(event, |mut tenant| {
-            // The managed fields are larger than the rest of the object and unused here.
-            tenant.metadata.managed_fields = None;
+            keep_last_managers(&mut tenant.metadata);
             let key = tenant_key(&tenant.metadata)?;
             Some((key, resource_version(&tenant.metadata), Arc::new(tenant)))
         });

@@ -11,6 +11,7 @@ mod cluster_version;
 mod digests;
 pub mod drift;
 mod dump;
+mod field_managers;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod helm_queue;

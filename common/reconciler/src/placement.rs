@@ -105,7 +105,7 @@ fn decide_present(order: &PlacedTenant, tenant: &Tenant) -> PlacementStep {
         set_pause(order, &mut updated);
         // While the Tenant is paused here, its deletion waits. The pause follows the home cluster until the end.
         if updated != *tenant {
-            return PlacementStep::Update(Box::new(updated));
+            return update(updated);
         }
     }
     if tenant.metadata.deletion_timestamp.is_some() {
@@ -134,7 +134,13 @@ fn decide_present(order: &PlacedTenant, tenant: &Tenant) -> PlacementStep {
         );
         return PlacementStep::Settled(State::new(Truth::True, reason::PLACED, message));
     }
-    PlacementStep::Update(Box::new(desired))
+    update(desired)
+}
+
+/// The API server would replace its managed fields with those of the request, which are not all.
+fn update(mut tenant: Tenant) -> PlacementStep {
+    tenant.metadata.managed_fields = None;
+    PlacementStep::Update(Box::new(tenant))
 }
 
 /// A Tenant that the home cluster did not place stays unchanged. A removal order does not delete it.
@@ -252,6 +258,22 @@ mod tests {
             hold: None,
         };
         decide(order, &view)
+    }
+
+    #[test]
+    fn update_sends_no_managed_fields() {
+        let mut tenant = created_tenant(&order());
+        tenant.metadata.managed_fields = Some(Vec::new());
+        let step = next_step(&order(), Some(&tenant));
+        assert!(matches!(step, PlacementStep::Settled(_)), "{step:?}");
+        let changed = order_with(|order| order.spec.workspace = Some("other".to_owned()));
+        let paused_removal = order_with(|order| (order.remove, order.paused) = (true, true));
+        for order in [changed, paused_removal] {
+            let PlacementStep::Update(updated) = next_step(&order, Some(&tenant)) else {
+                panic!("{order:?} updates nothing");
+            };
+            assert_eq!(updated.metadata.managed_fields, None);
+        }
     }
 
     /// Returns the reason or the name of the step.

@@ -117,9 +117,10 @@ impl Reconciler {
             let previous =
                 previous.and_then(|state| state.memory.last_reported(owner, &self.member.name));
             let state = previous.unwrap_or_else(|| plan.state.clone());
-            let answers = (job.next, job.handled_request.clone());
+            let history = self.member.status_mode.reported_history(plan);
+            let details = (job.next, job.handled_request.clone(), history);
             self.report_store
-                .set_owner(owner, state, "", answers, plan.gone);
+                .set_owner(owner, state, "", details, plan.gone);
         }
         let revision = job.newest.as_ref().map(|newest| newest.revision);
         if self.update_drift_schedule(key, plan, revision, now) {
@@ -201,6 +202,7 @@ impl Reconciler {
         let is_recorded = self.recorded.is_some() && !self.pause_unrecorded;
         let view = View {
             cluster,
+            program: self.member.program,
             source_namespace: self.member.source_namespace.as_deref(),
             now,
             policy: &self.member.policy,

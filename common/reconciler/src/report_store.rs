@@ -4,9 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use krypton_crds::tenant::{ClusterStatus, TenantStatus};
+use krypton_crds::tenant::{ClusterStatus, HistoryEntry, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, Phase};
 use krypton_types::deployment::{
     DeploymentKey, DeploymentReport, DesiredDeployment, RECORDED_EVENTS, ReportedEvent,
@@ -54,6 +54,13 @@ impl Changes {
         placed.or_else(deployment).or_else(tenant)
     }
 }
+
+/// The next step, the last handled reconcile request and the history in a report.
+pub(crate) type ReportDetails = (
+    Option<UpcomingStep>,
+    Option<String>,
+    Option<Arc<[HistoryEntry]>>,
+);
 
 /// A batch of changes.
 #[derive(Debug)]
@@ -125,14 +132,14 @@ impl ReportStore {
         self.changed.notify_one();
     }
 
-    /// Sets the owner's report, with its next step and the last reconcile request that was handled. An empty
-    /// `applied_chart` keeps the chart of the previous report.
+    /// Sets the owner's report, with its next step, the last reconcile request that was handled and the history. An
+    /// empty `applied_chart` keeps the chart of the previous report.
     pub(crate) fn set_owner(
         &self,
         owner: &ReleaseOwner,
         state: ClusterState,
         applied_chart: &str,
-        (next, handled_request): (Option<UpcomingStep>, Option<String>),
+        (next, handled_request, history): ReportDetails,
         gone: bool,
     ) {
         let observed_generation = owner.generation();
@@ -150,6 +157,7 @@ impl ReportStore {
                     labels: Labels::new(tenant.labels()),
                     next,
                     handled_request,
+                    history,
                 };
                 self.set_tenant(&key, Some(report));
             }
@@ -369,8 +377,6 @@ fn recorded_chart(status: &TenantStatus) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use krypton_crds::tenant::{Tenant, TenantSpec};
     use krypton_types::conditions::{State, Truth};
 
@@ -446,7 +452,13 @@ mod tests {
         let owner_key = OwnerKey::Tenant(key("a"));
         report_store.update_labels(&owner_key, &owner("one"));
         assert_eq!(report_store.unsent_count(), 0, "there is no report");
-        report_store.set_owner(&owner("one"), report(1).state, "", (None, None), false);
+        report_store.set_owner(
+            &owner("one"),
+            report(1).state,
+            "",
+            (None, None, None),
+            false,
+        );
         let labels = || {
             let report = report_store.take(None, 1).changes.tenants.remove(&key("a"));
             report.unwrap().unwrap().labels.to_map()
@@ -456,6 +468,27 @@ mod tests {
         assert_eq!(report_store.unsent_count(), 0, "nothing has changed");
         report_store.update_labels(&owner_key, &owner("two"));
         assert_eq!(labels()["team"], "two");
+    }
+
+    #[test]
+    fn changed_history_alone_changes_the_report() {
+        let report_store = ReportStore::default();
+        let mut tenant = Tenant::new("a", TenantSpec::default());
+        tenant.metadata.namespace = Some("default".to_owned());
+        let owner = ReleaseOwner::Tenant(Arc::new(tenant));
+        let changed_to = |revision: u32| {
+            let entry = HistoryEntry {
+                revision,
+                ..HistoryEntry::default()
+            };
+            let details = (None, None, Some(Arc::from([entry])));
+            report_store.set_owner(&owner, report(1).state, "", details, false);
+            let report = report_store.take(None, 1).changes.tenants.remove(&key("a"));
+            report.map(|report| report.unwrap().history.unwrap()[0].revision)
+        };
+        assert_eq!(changed_to(1), Some(1));
+        assert_eq!(changed_to(1), None);
+        assert_eq!(changed_to(2), Some(2));
     }
 
     #[tokio::test]
@@ -470,8 +503,14 @@ mod tests {
         let owner = ReleaseOwner::Deployment(Arc::new(order.clone()));
         report_store.set_tenant(&key("a"), Some(report(1)));
         let handled = Some("now".to_owned());
-        report_store.set_owner(&owner, report(1).state, "r/c:1", (None, None), false);
-        report_store.set_owner(&owner, report(1).state, "", (None, handled.clone()), true);
+        report_store.set_owner(&owner, report(1).state, "r/c:1", (None, None, None), false);
+        report_store.set_owner(
+            &owner,
+            report(1).state,
+            "",
+            (None, handled.clone(), None),
+            true,
+        );
         let batch = report_store.take(None, 1);
         assert!(batch.changes.deployments.is_empty() && !batch.last);
         let batch = report_store.take(batch.changes.last().as_ref(), 1);

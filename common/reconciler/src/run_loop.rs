@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use krypton_crds::tenant::HistoryEntry;
 use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::{Helm, StopHandle};
 use krypton_helm::releases::Release;
@@ -46,7 +47,7 @@ use crate::lease_guard;
 use crate::metrics::{QueueDepths, ReconcilerShare, WorkMetrics};
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::placed_tenants::PlacedTenants;
-use crate::plan::{Attempt, Memory, Policy};
+use crate::plan::{Attempt, Memory, Plan, Policy};
 use crate::record::RecordResult;
 use crate::release_controller::RunningAction;
 use crate::report_store::ReportStore;
@@ -69,6 +70,13 @@ pub enum StatusMode {
     Report,
 }
 
+impl StatusMode {
+    /// Returns the history for the report, if the caller writes it.
+    pub(crate) fn reported_history(self, plan: &Plan) -> Option<Arc<[HistoryEntry]>> {
+        (self == Self::Report).then(|| Arc::from(plan.history.as_slice()))
+    }
+}
+
 /// A member and the access to it.
 #[derive(Clone)]
 pub struct Member {
@@ -87,6 +95,8 @@ pub struct Member {
     pub lease_goal: watch::Receiver<LeaseGoal>,
     /// Reporting instance in events.
     pub instance: String,
+    /// Field manager of this process.
+    pub program: &'static str,
     pub status_mode: StatusMode,
     /// Namespaces of the Tenants to reconcile. `None` means all.
     pub namespaces: Option<BTreeSet<String>>,

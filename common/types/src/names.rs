@@ -46,6 +46,9 @@ pub const KUBECONFIG_KEY_ANNOTATION: &str = "mesh.openkcm.io/kubeconfig-key";
 pub const MEMBER_NAME_ANNOTATION: &str = "mesh.openkcm.io/member-name";
 /// Label on a Secret with a kubeconfig. With `"true"`, KryptonDeployments in all namespaces may refer to it.
 pub const OPEN_TO_DEPLOYMENTS_LABEL: &str = "mesh.openkcm.io/open-to-deployments";
+/// Field managers of the hub and of the agent: the part of their user agents before `/`.
+pub const HUB_MANAGER: &str = "krypton-hub";
+pub const AGENT_MANAGER: &str = "krypton-agent";
 /// Lease in the hub's namespace for the leader election among hubs.
 pub const HUB_LEASE: &str = "krypton-hub";
 /// Label with the value `true` on the leader's pod. The Service for agents selects by it.

@@ -1,10 +1,11 @@
 //! Reports of a member on one Tenant.
 
 use std::fmt;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use krypton_crds::tenant::{NextStep, TenantStatus};
+use krypton_crds::tenant::{HistoryEntry, NextStep, TenantStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::conditions::{ClusterState, MESSAGE_MAX, State};
@@ -84,6 +85,10 @@ pub struct TenantReport {
     /// The reconcile request that the member handled last: the value of the annotation. No digest contains it.
     #[serde(skip)]
     pub handled_request: Option<String>,
+    /// `status.history`. Set only by the reconciler of the home cluster, because it would take too much memory for the
+    /// Tenants of all members. No digest contains it.
+    #[serde(skip)]
+    pub history: Option<Arc<[HistoryEntry]>>,
 }
 
 /// The next step that a member takes for a Tenant automatically, unless something changes before.
@@ -204,7 +209,7 @@ impl UpcomingStepKind {
 }
 
 impl TenantReport {
-    /// Creates a report without a chart, labels, a next step and a handled request.
+    /// Creates a report without a chart, labels, a next step, a handled request and a history.
     pub fn new(observed_generation: i64, state: impl Into<ClusterState>) -> Self {
         Self {
             observed_generation,
@@ -213,6 +218,7 @@ impl TenantReport {
             labels: Labels::default(),
             next: None,
             handled_request: None,
+            history: None,
         }
     }
 

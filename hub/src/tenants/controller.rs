@@ -75,6 +75,7 @@ impl TenantEntry {
             let others = TenantStatus {
                 next_steps: recent.next_steps,
                 clusters: recent.clusters,
+                history: recent.history,
                 last_handled_reconcile_at: recent.last_handled_reconcile_at,
                 ..status.clone()
             };
@@ -96,6 +97,7 @@ fn recent_fields(status: &TenantStatus) -> TenantStatus {
     TenantStatus {
         next_steps: status.next_steps.clone(),
         clusters: status.clusters.clone(),
+        history: status.history.clone(),
         last_handled_reconcile_at: status.last_handled_reconcile_at.clone(),
         ..TenantStatus::default()
     }

@@ -197,6 +197,10 @@ pub(super) fn decide(
     if let Some(chart) = charts.into_iter().next_back() {
         status.last_applied_chart = Some(chart.to_owned());
     }
+    match counts_home {
+        true => set_history(&mut status, report(names::SELF_CLUSTER)),
+        false => status.history.clear(),
+    }
     Decision {
         status,
         outlook: Some(members.outlook(settings.allow_chart_skip)),
@@ -211,6 +215,13 @@ fn handled_request(tenant: &Tenant, report: Option<&TenantReport>) -> Option<Str
     let requested = annotations.get(names::RECONCILE_REQUESTED_ANNOTATION)?;
     let handled = report?.handled_request.as_ref()?;
     (handled == requested).then(|| requested.clone())
+}
+
+/// Sets the history that the reconciler of the home cluster reports. Before its first report, the recorded one stays.
+fn set_history(status: &mut TenantStatus, report: Option<&TenantReport>) {
+    if let Some(history) = report.and_then(|report| report.history.as_ref()) {
+        status.history = history.to_vec();
+    }
 }
 
 /// The role of each member for the Tenant.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use krypton_crds::tenant::{Tenant, TenantPlacement, TenantSpec, TenantStatus};
+use krypton_crds::tenant::{HistoryEntry, Tenant, TenantPlacement, TenantSpec, TenantStatus};
 use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
@@ -546,6 +546,77 @@ fn clusters_list_state_cause_and_chart_of_members() {
     let now = Timestamp::UNIX_EPOCH;
     let restarted = aggregated(&acme, &BTreeMap::new(), None, &settings(), true, now);
     assert_eq!(restarted, status);
+}
+
+#[test]
+fn history_at_home_is_that_of_self_cluster() {
+    let entries = |revision| {
+        vec![HistoryEntry {
+            revision,
+            ..HistoryEntry::default()
+        }]
+    };
+    let with_history = |history: Option<Vec<HistoryEntry>>| TenantReport {
+        history: history.map(Arc::from),
+        ..report(Truth::True, reason::INSTALLED)
+    };
+    let recorded = |mut tenant: Tenant| {
+        tenant.status = Some(TenantStatus {
+            history: entries(1),
+            ..TenantStatus::default()
+        });
+        tenant
+    };
+    let named = naming("n", Some("edge-1"));
+    for (case, acme, self_cluster, reported, expected) in [
+        ("new", tenant(), true, Some(entries(2)), entries(2)),
+        (
+            "changed",
+            recorded(tenant()),
+            true,
+            Some(entries(2)),
+            entries(2),
+        ),
+        (
+            "release is gone",
+            recorded(tenant()),
+            true,
+            Some(Vec::new()),
+            Vec::new(),
+        ),
+        ("none reported", recorded(tenant()), true, None, entries(1)),
+        (
+            "no member",
+            recorded(tenant()),
+            false,
+            Some(entries(2)),
+            Vec::new(),
+        ),
+        (
+            "other member",
+            recorded(named),
+            true,
+            Some(entries(2)),
+            Vec::new(),
+        ),
+    ] {
+        let views = complete_views(&[
+            (names::SELF_CLUSTER, Some(with_history(reported))),
+            ("edge-1", Some(with_history(Some(entries(3))))),
+        ]);
+        let settings = TenantSettings {
+            self_cluster,
+            ..settings()
+        };
+        let now = Timestamp::UNIX_EPOCH;
+        let status = aggregated(&acme, &views, None, &settings, false, now);
+        assert_eq!(status.history, expected, "{case}");
+        let unread = aggregated(&acme, &BTreeMap::new(), None, &settings, false, now);
+        let is_kept = self_cluster && case != "other member";
+        let recorded = acme.status.map(|status| status.history);
+        let kept = recorded.filter(|_| is_kept).unwrap_or_default();
+        assert_eq!(unread.history, kept, "{case}");
+    }
 }
 
 #[test]

@@ -86,7 +86,11 @@ pub(super) fn explain(
     if member.is_none() {
         explainer.mention_omitted_members(key, &status, sources.members.len());
     }
-    explainer.explain_history(&status.history);
+    if !is_home || member.is_none_or(|member| member == SELF_CLUSTER) {
+        explainer.member = is_home.then(|| SELF_CLUSTER.to_owned());
+        explainer.explain_history(&status.history);
+        explainer.member = None;
+    }
     explainer.explain_events(&sources.events);
     let is_ready = match &sources.member_report {
         Lookup::Found(report) => report.state.ready.truth == Truth::True,
@@ -370,7 +374,7 @@ impl Explainer {
         }
     }
 
-    /// Describes the last revisions of the release, which only the cluster that reconciles the Tenant records.
+    /// Describes the last revisions of the release on the cluster of the Tenant.
     fn explain_history(&mut self, history: &[HistoryEntry]) {
         for entry in history.iter().take(SHOWN_REVISIONS) {
             let mark = match entry.outcome {
@@ -381,13 +385,16 @@ impl Explainer {
             let chart: String = chart.map(|text| format!(" {text}")).collect();
             let time = entry.time.as_ref().map(|time| self.format_time(time.0));
             let time = time.map_or_else(String::new, |time| format!(", {time}"));
+            let by = entry.by.as_ref();
+            let by = by.map_or_else(String::new, |by| format!(" by {by}"));
             let HistoryEntry {
                 revision,
                 outcome,
                 cause,
                 ..
             } = entry;
-            let text = format!("revision {revision}{chart}: {outcome:?}, cause {cause:?}{time}");
+            let text =
+                format!("revision {revision}{chart}: {outcome:?}, cause {cause:?}{by}{time}");
             self.add(mark, text);
         }
     }

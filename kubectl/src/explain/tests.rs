@@ -583,7 +583,7 @@ fn explain_works_without_home_tenant_and_on_edge() {
     );
     let history = json!([{
         "revision": 2, "chart": "echo", "chartVersion": "1.1.0", "time": "2026-11-23T00:30:00Z",
-        "outcome": "RolledBack", "cause": "Chart",
+        "outcome": "RolledBack", "cause": "Chart", "by": "krypton-hub",
     }]);
     let mut edge = sources_with_member(
         with_field(
@@ -622,10 +622,22 @@ fn explain_works_without_home_tenant_and_on_edge() {
             "! this is not the home cluster",
             line,
             "✓ Installed: release installed",
-            "! revision 2 echo 1.1.0: RolledBack, cause Chart, 2026-11-23T00:30:00Z (10m ago)",
+            "! revision 2 echo 1.1.0: RolledBack, cause Chart by krypton-hub, 2026-11-23T00:30:00Z (10m ago)",
         ];
         assert_explained(&edge, ready, &lines);
     }
+}
+
+#[test]
+fn history_on_home_is_that_of_self_cluster() {
+    let history = json!([{ "revision": 1, "outcome": "Deployed", "cause": "Install" }]);
+    let tenant = with_field(healthy_tenant(), "/status/history", history);
+    let sources = sources_with_member(tenant, edge_cluster());
+    let lines = ["self-cluster\n  ✓ revision 1: Deployed, cause Install\n"];
+    assert_explained(&sources, true, &lines);
+    let only_edge = explanation::explain(&key(), Some("edge-1"), &sources, now());
+    let output = to_text(&only_edge.lines);
+    assert!(!output.contains("revision 1"), "{output}");
 }
 
 #[test]

@@ -288,7 +288,9 @@ proptest! {
         let next = next.and_then(|(step, at, attempts)| UpcomingStep::at_second(UpcomingStepKind::ALL[step], at, attempts));
         let key = TenantKey { namespace: "n".to_owned(), name: "t".to_owned() };
         let state = ClusterState { ready, progress, error };
-        let report = TenantReport { observed_generation: generation, applied_chart, state, labels, next, handled_request };
+        let report = TenantReport {
+            observed_generation: generation, applied_chart, state, labels, next, handled_request, history: None,
+        };
         let (read_key, read) = v1::Tenant::new(&key, Some(&report)).read().unwrap();
         prop_assert_eq!(read_key, key);
         prop_assert_eq!(read, Some(report));

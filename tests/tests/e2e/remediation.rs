@@ -77,6 +77,9 @@ async fn failed_upgrade_rolls_back_once_without_automatic_retry(mode: Mode) -> T
         let has_chart = |version: &Option<String>| version.as_deref() == Some("1.0.0");
         let mut versions = status.history.iter().map(|entry| &entry.chart_version);
         ensure!(versions.all(has_chart), "{status:?}");
+        let newest = status.history.first();
+        let actor = newest.and_then(|entry| entry.by.as_deref());
+        ensure!(actor == Some(names::HUB_MANAGER), "{status:?}");
         Ok(Some(()))
     })
     .await?;

@@ -7,8 +7,8 @@ pub const OWNER_UID_LABEL: &str = "mesh.openkcm.io/tenant-uid";
 /// Label on a release Secret: the namespace of its owner. For a KryptonDeployment, this namespace is on the
 /// home cluster.
 pub const OWNER_NAMESPACE_LABEL: &str = "mesh.openkcm.io/tenant-namespace";
-/// Label on a release Secret: the Helm run that wrote it. If a revision has the same value as its
-/// predecessor, another program wrote it.
+/// Label on a release Secret: the Helm run that wrote it, as `<prefix><random>-<generation of the owner>`. If a
+/// revision has the same value as its predecessor, another program wrote it.
 pub const RUN_LABEL: &str = "mesh.openkcm.io/run";
 /// Label on a release Secret: the number of the revision with which Krypton rolls this one back. Helm copies
 /// the labels of the target revision to a rollback, so the rollback cannot get a new run label.

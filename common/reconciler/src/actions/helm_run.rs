@@ -8,7 +8,7 @@ use krypton_helm::releases::labels::{
     FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, UPGRADE_RUN,
 };
 use krypton_helm::releases::record::ReleaseRecord;
-use krypton_helm::releases::revision::Revision;
+use krypton_helm::releases::revision::{Revision, run_label};
 use krypton_helm::releases::{self, Status};
 use krypton_runtime::{chance, off_thread};
 use krypton_types::conditions::reason;
@@ -145,7 +145,7 @@ impl ActionRunner {
             true => INSTALL_RUN,
             false => UPGRADE_RUN,
         };
-        let run_id = format!("{prefix}{:016x}", chance::random::<u64>());
+        let run_id = run_label(prefix, chance::random(), job.owner.generation());
         let owner = (job.owner.uid(), job.owner.namespace());
         Upgrade {
             kubeconfig: self.member.kubeconfig.clone(),

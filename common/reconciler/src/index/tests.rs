@@ -143,3 +143,21 @@ fn bytes_are_given_back() {
     index.tenant_event(Event::Init);
     assert_eq!(index.tenants.size(), (0, 0));
 }
+
+#[test]
+fn tenants_keep_only_their_last_managers() {
+    let mut stored = tenant("acme", 1);
+    let managed = serde_json::json!([
+        { "manager": "agent", "time": "2026-01-02T00:00:00Z", "subresource": "status",
+          "fieldsV1": { "f:status": {} } },
+        { "manager": "flux", "time": "2026-01-01T00:00:00Z",
+          "fieldsV1": { "f:spec": { "f:values": {} } } },
+    ]);
+    stored.metadata.managed_fields = serde_json::from_value(managed).unwrap();
+    let mut index = Index::new("one", None);
+    index.tenant_event(Event::Apply(stored));
+    let (_, stored) = index.tenants.iter().next().unwrap();
+    let managers = stored.metadata.managed_fields.iter().flatten();
+    let names: Vec<_> = managers.map(|entry| entry.manager.as_deref()).collect();
+    assert_eq!(names, [Some("flux")]);
+}

@@ -1,7 +1,9 @@
 //! The last revisions of a Tenant's release, for its status.
 //!
-//! The history depends only on the recorded one and on the revisions that Helm has, so a restart does not change it.
-//! The history after itself is the same: otherwise, each status write would cause another one.
+//! The history depends only on the recorded one, on the revisions that Helm has, and on the Tenant's managed fields, so
+//! a restart does not change it. The history after itself is the same: otherwise, each status write would cause another one.
+
+mod actors;
 
 use std::cmp::Reverse;
 
@@ -13,6 +15,7 @@ use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
 use krypton_types::text::truncated;
 
+use self::actors::Actors;
 use super::ownership::{Ownership, ownership};
 use super::revisions::{has_copied_run, is_install_run, is_marked_as_rollback, is_own_run};
 use super::view::View;
@@ -41,7 +44,8 @@ pub(super) fn history(view: &View<'_>, may_change: bool) -> Vec<HistoryEntry> {
         .unwrap_or_default();
     match ownership(view) {
         Ownership::Free | Ownership::Mine if may_change => {
-            history_after(recorded, view.revisions, newest_chart(view))
+            let actors = Actors::new(&tenant.metadata, view.program);
+            history_after(recorded, view.revisions, newest_chart(view), &actors)
         }
         _ => recorded.to_vec(),
     }
@@ -75,6 +79,7 @@ fn history_after(
     recorded: &[HistoryEntry],
     revisions: &[&Revision],
     newest_chart: Option<NewestChart<'_>>,
+    actors: &Actors<'_>,
 ) -> Vec<HistoryEntry> {
     let newest_first = || revisions.iter().rev().take(HISTORY_MAX).copied();
     let mut entries: Vec<HistoryEntry> = newest_first()
@@ -100,6 +105,7 @@ fn history_after(
         }
         if entry.cause == RevisionCause::Unknown {
             entry.cause = cause(revisions, revision, entry, older.first());
+            entry.by = actors.actor(entry.cause, recorded, revisions, revision);
         }
     }
     let is_gone = |entry: &&HistoryEntry| {
@@ -130,7 +136,7 @@ fn same_installation(recorded: &[HistoryEntry], is_gone: impl Fn(&&HistoryEntry)
     }
 }
 
-/// Returns the entry of a revision that Helm has. The recorded chart and cause stay.
+/// Returns the entry of a revision that Helm has. The recorded chart, cause and actor stay.
 fn entry(recorded: &[HistoryEntry], revisions: &[&Revision], revision: &Revision) -> HistoryEntry {
     let recorded = recorded.iter().find(|entry| is_entry_of(entry, revision));
     let mut entry = recorded.cloned().unwrap_or_default();
@@ -208,11 +214,7 @@ fn cause(
     if is_marked_as_rollback(revisions, revision) {
         return RevisionCause::Unknown;
     }
-    let previous_number = revision.revision.checked_sub(1);
-    let previous = revisions
-        .iter()
-        .find(|other| Some(other.revision) == previous_number);
-    let Some(previous) = previous else {
+    let Some(previous) = previous(revisions, revision) else {
         return match revision.revision == 1 && is_install_run(revision) {
             true => RevisionCause::Install,
             false => RevisionCause::Unknown,
@@ -233,6 +235,13 @@ fn cause(
         Some(true) if is_krypton => RevisionCause::Values,
         _ => RevisionCause::Unknown,
     }
+}
+
+/// Returns the revision before this one, unless Helm has dropped it.
+fn previous<'r>(revisions: &[&'r Revision], revision: &Revision) -> Option<&'r Revision> {
+    let number = revision.revision.checked_sub(1)?;
+    let mut others = revisions.iter();
+    others.find(|other| other.revision == number).copied()
 }
 
 /// Returns the entry that a rollback restored, if its chart is known. Helm copies its run label to the rollback.

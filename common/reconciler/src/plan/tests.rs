@@ -156,6 +156,7 @@ impl World {
             newest.map(|newest| release(newest.revision, "cert-manager", "1.19.1"));
         inspect(&View {
             cluster: CLUSTER,
+            program: "krypton-agent",
             source_namespace: None,
             now: self.now,
             policy: &self.policy,

@@ -26,6 +26,8 @@ pub enum Permit {
 #[derive(Clone, Debug)]
 pub struct View<'a> {
     pub cluster: &'a str,
+    /// The field manager of this process.
+    pub program: &'a str,
     /// The namespace of the member's kubeconfig Secret; `None` if the member has no such Secret.
     pub source_namespace: Option<&'a str>,
     pub now: BootTime,

@@ -65,7 +65,9 @@ pub(super) async fn send_write(
                     "status": status,
                 });
                 // A merge patch removes only fields that are null.
-                patch["status"]["history"] = json!(null);
+                if status.history.is_empty() {
+                    patch["status"]["history"] = json!(null);
+                }
                 patch["status"]["summary"] = json!(status.summary);
                 if status.next_steps.is_empty() {
                     patch["status"]["nextSteps"] = json!(null);
@@ -121,6 +123,7 @@ fn dropped_fields(written: &TenantStatus, object: Option<&Tenant>) -> Option<Ten
     let stored = object?.status.as_ref()?;
     let is_dropped = stored.next_steps.len() != written.next_steps.len()
         || stored.clusters.len() != written.clusters.len()
+        || stored.history != written.history
         || stored.last_handled_reconcile_at != written.last_handled_reconcile_at;
     is_dropped.then(|| recent_fields(written))
 }
@@ -212,7 +215,33 @@ pub(super) async fn read_crd(
 
 #[cfg(test)]
 mod tests {
+    use krypton_crds::tenant::HistoryEntry;
+
     use super::*;
+
+    #[test]
+    fn history_that_crd_drops_is_noticed() {
+        let written = |by: Option<&str>| TenantStatus {
+            history: vec![HistoryEntry {
+                revision: 1,
+                by: by.map(str::to_owned),
+                ..HistoryEntry::default()
+            }],
+            ..TenantStatus::default()
+        };
+        let status = written(Some("flux"));
+        for (stored, is_dropped) in [
+            (written(Some("flux")), false),
+            (written(None), true),
+            (TenantStatus::default(), true),
+        ] {
+            let mut tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
+            tenant.status = Some(stored);
+            let dropped = dropped_fields(&status, Some(&tenant));
+            let expected = is_dropped.then(|| status.clone());
+            assert_eq!(dropped, expected, "{:?}", tenant.status);
+        }
+    }
 
     #[test]
     fn phase_event_on_home_reports_all_members() {

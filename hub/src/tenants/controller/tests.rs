@@ -1,4 +1,4 @@
-use krypton_crds::tenant::TenantSpec;
+use krypton_crds::tenant::{HistoryEntry, TenantSpec};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::tenant::{TenantReport, UpcomingStep, UpcomingStepKind};
@@ -282,6 +282,23 @@ fn fields_unknown_to_old_crd_are_written_once() {
         next_status(&mut store, &reports, 6_000).is_some(),
         "it was refused"
     );
+}
+
+#[test]
+fn history_that_crd_drops_counts_as_recorded() {
+    let with_history = |revision| TenantStatus {
+        history: vec![HistoryEntry {
+            revision,
+            ..HistoryEntry::default()
+        }],
+        ..TenantStatus::default()
+    };
+    let tenant = object("1", Some(TenantStatus::default()));
+    let mut entry = TenantEntry::new(Arc::new(tenant));
+    assert!(!entry.is_recorded(&with_history(1)));
+    entry.dropped_fields = Some(recent_fields(&with_history(1)));
+    assert!(entry.is_recorded(&with_history(1)));
+    assert!(!entry.is_recorded(&with_history(2)), "it is another");
 }
 
 #[test]

@@ -291,6 +291,7 @@ impl StubHub {
             holder: String::new(),
             lease_goal: watch::channel(LeaseGoal::Hold).1,
             instance: "one".to_owned(),
+            program: "one",
             status_mode: StatusMode::Write,
             namespaces: None,
             allowed_namespaces: watch::channel(AllowedNamespaces::default()).1,

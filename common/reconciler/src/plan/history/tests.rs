@@ -1,6 +1,11 @@
+use krypton_helm::releases::labels::UPGRADE_RUN;
+use krypton_helm::releases::revision::run_label;
+use krypton_types::names;
 use proptest::prelude::*;
 
+use super::actors::ACTOR_MAX;
 use super::*;
+use crate::field_managers::FieldManager;
 
 /// A revision of Krypton, created in the second of its number.
 fn own(number: u32, status: Status, fingerprint: &str) -> Revision {
@@ -39,8 +44,46 @@ fn after(
     revisions: &[Revision],
     newest_chart: Option<NewestChart<'_>>,
 ) -> Vec<HistoryEntry> {
+    after_actors(recorded, revisions, newest_chart, &Actors::default())
+}
+
+fn after_actors(
+    recorded: &[HistoryEntry],
+    revisions: &[Revision],
+    newest_chart: Option<NewestChart<'_>>,
+    actors: &Actors<'_>,
+) -> Vec<HistoryEntry> {
     let revisions: Vec<&Revision> = revisions.iter().collect();
-    history_after(recorded, &revisions, newest_chart)
+    history_after(recorded, &revisions, newest_chart, actors)
+}
+
+fn manager(name: &str, second: i64) -> Option<FieldManager<'_>> {
+    let time = Timestamp::from_second(second).unwrap();
+    Some(FieldManager { name, time })
+}
+
+/// Returns the revision of a run for this generation of the Tenant.
+fn of_generation(generation: i64, revision: Revision) -> Revision {
+    let random = revision.revision.into();
+    Revision {
+        run: Some(run_label(UPGRADE_RUN, random, generation)),
+        ..revision
+    }
+}
+
+/// Returns the actor of the newest revision. The chart of the older revisions is recorded as `1.0.0`.
+fn newest_actor(
+    revisions: &[Revision],
+    version: &str,
+    actors: &Actors<'_>,
+) -> (RevisionCause, Option<String>) {
+    let older = &revisions[..revisions.len() - 1];
+    let mut recorded = Vec::new();
+    for count in 1..=older.len() {
+        recorded = after(&recorded, &older[..count], Some(chart("1.0.0")));
+    }
+    let history = after_actors(&recorded, revisions, Some(chart(version)), actors);
+    (history[0].cause, history[0].by.clone())
 }
 
 fn shown(history: &[HistoryEntry]) -> Vec<(u32, RevisionOutcome, RevisionCause)> {
@@ -210,6 +253,146 @@ fn rollback_shows_the_chart_that_it_restored() {
     assert_eq!(history[1].chart, None);
 }
 
+#[test]
+fn change_of_spec_names_its_manager_in_time() {
+    let deployed = |generation, number, fingerprint| {
+        of_generation(generation, own(number, Status::Deployed, fingerprint))
+    };
+    let unlabelled = || own(3, Status::Superseded, "a");
+    let older = || deployed(1, 3, "a");
+    let other_owner = || Revision {
+        owner_uid: Some("uid-2".to_owned()),
+        ..older()
+    };
+    let hub = Some(names::HUB_MANAGER);
+    for (case, older, generation, second, expected) in [
+        ("changed", older(), 2, 4, Some("kubectl")),
+        (
+            "in the second of the previous revision",
+            older(),
+            2,
+            3,
+            Some("kubectl"),
+        ),
+        ("values were removed", older(), 2, 2, None),
+        ("changed again later", older(), 2, 5, None),
+        ("same spec", older(), 1, 2, hub),
+        ("same spec, annotated", older(), 1, 4, hub),
+        ("recreated", other_owner(), 1, 4, Some("kubectl")),
+        ("earlier version", unlabelled(), 1, 4, Some("kubectl")),
+        ("earlier version, same spec", unlabelled(), 1, 2, None),
+    ] {
+        let actors = Actors {
+            spec: manager("kubectl", second),
+            request: manager("kubectl-krypton", second),
+            program: "agent",
+        };
+        let revisions = [older, deployed(generation, 4, "b")];
+        let (cause, actor) = newest_actor(&revisions, "1.0.0", &actors);
+        assert_eq!(cause, RevisionCause::Values, "{case}");
+        assert_eq!(actor.as_deref(), expected, "{case}");
+        let (cause, actor) = newest_actor(&revisions, "2.0.0", &actors);
+        assert_eq!(cause, RevisionCause::Chart, "{case}");
+        assert_eq!(actor.as_deref(), hub, "{case}");
+    }
+}
+
+#[test]
+fn each_cause_has_its_actor() {
+    use RevisionCause::{Helm, Install, Repair, Retry, Rollback, Values};
+    let failed = |number| of_generation(1, own(number, Status::Failed, "b"));
+    let marked = || Revision {
+        rolled_back_by: Some(3),
+        ..failed(2)
+    };
+    let first = || of_generation(1, own(1, Status::Superseded, "a"));
+    let rollback = || Revision {
+        run: first().run,
+        ..own(3, Status::Superseded, "a")
+    };
+    let by_helm = |number| Revision {
+        run: first().run,
+        ..own(number, Status::Deployed, "a")
+    };
+    // The managers changed the Tenant in this second.
+    for (revisions, second, cause, expected) in [
+        (vec![installed(1)], 1, Install, Some("kubectl")),
+        (vec![installed(1)], 2, Install, None),
+        (vec![first(), failed(2), failed(3)], 1, Retry, Some("agent")),
+        (vec![first(), failed(2), failed(3)], 3, Retry, Some("flux")),
+        (
+            vec![first(), marked(), rollback()],
+            3,
+            Rollback,
+            Some("agent"),
+        ),
+        (
+            vec![first(), marked(), rollback(), failed(4)],
+            4,
+            Values,
+            Some("flux"),
+        ),
+        (
+            vec![first(), marked(), rollback(), failed(4)],
+            2,
+            Values,
+            Some("agent"),
+        ),
+        (
+            vec![
+                first(),
+                marked(),
+                rollback(),
+                of_generation(1, own(4, Status::Deployed, "c")),
+            ],
+            4,
+            Values,
+            Some(names::HUB_MANAGER),
+        ),
+        (vec![first(), by_helm(2)], 2, Helm, None),
+        (
+            vec![first(), by_helm(2), own(3, Status::Deployed, "a")],
+            3,
+            Repair,
+            Some("agent"),
+        ),
+    ] {
+        let actors = Actors {
+            spec: manager("kubectl", second),
+            request: manager("flux", second),
+            program: "agent",
+        };
+        let actual = newest_actor(&revisions, "1.0.0", &actors);
+        assert_eq!(
+            actual,
+            (cause, expected.map(str::to_owned)),
+            "{revisions:?}"
+        );
+    }
+}
+
+#[test]
+fn recorded_actor_stays_and_reinstallation_names_program() {
+    let actors = |name, second| Actors {
+        spec: manager(name, second),
+        program: "agent",
+        ..Actors::default()
+    };
+    let chart = Some(chart("1.0.0"));
+    let first = after_actors(&[], &[installed(5)], chart, &actors("kubectl", 1));
+    let actor = |history: &[HistoryEntry]| history[0].by.clone();
+    assert_eq!(actor(&first).as_deref(), Some("kubectl"));
+    let later = after_actors(&first, &[installed(5)], chart, &actors("flux", 9));
+    assert_eq!(later, first);
+    let again = after_actors(&first, &[installed(10)], chart, &actors("flux", 9));
+    assert_eq!(actor(&again).as_deref(), Some("agent"));
+    // A CRD of an earlier schema has dropped it.
+    let mut dropped = first;
+    dropped[0].by = None;
+    let later = after_actors(&dropped, &[installed(5)], chart, &actors("kubectl", 1));
+    assert_eq!(later, dropped);
+}
+
 fn entries() -> impl Strategy<Value = HistoryEntry> {
     let outcomes = prop::sample::select(vec![
         RevisionOutcome::Deployed,
@@ -231,6 +414,7 @@ fn entries() -> impl Strategy<Value = HistoryEntry> {
             time: Timestamp::from_second(second).ok().map(Time),
             outcome,
             cause,
+            by: revision.is_multiple_of(2).then(|| "somebody".to_owned()),
         },
     )
 }
@@ -262,15 +446,20 @@ proptest! {
         recorded in prop::collection::vec(entries(), 0..=HISTORY_MAX),
         revisions in revision_lists(),
         newest in prop::option::of(("[a-z]{0,300}", any::<bool>())),
+        actor in ("é{0,100}", 0..9_i64),
     ) {
         let newest_chart = newest.as_ref().map(|(name, is_read)| NewestChart {
             name,
             version: "1.0.0",
             is_read: *is_read,
         });
-        let history = after(&recorded, &revisions, newest_chart);
+        let (name, second) = &actor;
+        let actors = Actors { spec: manager(name, *second), request: manager(name, 3), program: name };
+        let history = after_actors(&recorded, &revisions, newest_chart, &actors);
         prop_assert!(history.len() <= HISTORY_MAX);
-        prop_assert_eq!(&after(&history, &revisions, newest_chart), &history);
+        prop_assert_eq!(&after_actors(&history, &revisions, newest_chart, &actors), &history);
+        let mut actors = history.iter().filter_map(|entry| entry.by.as_ref());
+        prop_assert!(actors.all(|actor| (1..=ACTOR_MAX).contains(&actor.len())));
         let texts = history.iter().flat_map(|entry| [&entry.chart, &entry.chart_version]);
         let mut lengths = texts.flatten().map(String::len);
         prop_assert!(lengths.all(|length| (1..=TEXT_MAX).contains(&length)));

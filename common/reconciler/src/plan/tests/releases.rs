@@ -49,6 +49,20 @@ fn history_precedes_run_and_omits_other_owner() {
 }
 
 #[test]
+fn history_names_the_manager_of_the_spec() {
+    let mut w = world().deployed();
+    let created = Timestamp::from_second(5).unwrap();
+    w.revisions[0].run = Some("install-1".to_owned());
+    w.revisions[0].created = Some(created);
+    assert_eq!(w.plan().history[0].by, None);
+    let managed = serde_json::json!([
+        { "manager": "flux", "time": created, "fieldsV1": { "f:spec": {} } }
+    ]);
+    w.tenant.metadata.managed_fields = serde_json::from_value(managed).unwrap();
+    assert_eq!(w.plan().history[0].by.as_deref(), Some("flux"));
+}
+
+#[test]
 fn another_chart_version_or_other_values_upgrade() {
     let mut changed = world().deployed();
     changed.desired.chart.version = "1.20.0".to_owned();
