@@ -16,6 +16,9 @@ pub(crate) fn docs_url(page: &str) -> String {
     format!("{DOCS}{page}")
 }
 
+/// Action that the user can take, and page and section of the documentation, for [`docs_url`].
+pub(crate) type NextStep<'a> = (&'a str, &'static str);
+
 /// One statement, printed as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
@@ -30,19 +33,24 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A line about the home cluster.
-    pub(crate) fn new<'r>(
-        mark: Mark,
-        text: impl Into<String>,
-        remedy: impl Into<Option<&'r str>>,
-    ) -> Self {
+    /// A line about the home cluster, without a defect.
+    pub(crate) fn ok(text: impl Into<String>) -> Self {
         Self {
-            mark,
+            mark: Mark::Ok,
             member: None,
             text: text.into(),
-            remedy: remedy.into().map(str::to_owned),
+            remedy: None,
             docs: None,
         }
+    }
+
+    /// A warning, failed or unknown line about the home cluster.
+    pub(crate) fn defect(mark: Mark, text: impl Into<String>, step: NextStep<'_>) -> Self {
+        let line = Self {
+            mark,
+            ..Self::ok(text)
+        };
+        line.with_step(step)
     }
 
     pub(crate) fn of_member(self, member: &str) -> Self {
@@ -52,11 +60,13 @@ impl Line {
         }
     }
 
-    pub(crate) fn with_docs(self, page: &'static str) -> Self {
-        Self {
-            docs: Some(page),
-            ..self
+    /// Adds the parts of the next step that a warning, failed or unknown line lacks.
+    pub(crate) fn with_step(mut self, (remedy, page): NextStep<'_>) -> Self {
+        if self.mark != Mark::Ok {
+            self.remedy.get_or_insert_with(|| remedy.to_owned());
+            self.docs.get_or_insert(page);
         }
+        self
     }
 }
 

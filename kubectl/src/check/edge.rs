@@ -1,5 +1,6 @@
 //! Checks what an agent needs with a join bundle, from this machine: the bundle, and a connection to the hub.
 
+use std::error::Error as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,9 +19,11 @@ use crate::render::one_line;
 use crate::statement::{Line, Mark};
 
 /// Explains how the agent connects, and its errors.
-pub(super) const AGENT_DOCS: &str = "reference/reasons.md#agent-messages";
+const AGENT_DOCS: &str = "reference/reasons.md#agent-messages";
+/// For an error whose message names no fix.
+const CONNECTION_REMEDY: &str =
+    "check that the hub listens at this address, and that no device changes the connection";
 
-/// Reads a join bundle.
 /// Reads the join bundle in a file.
 pub(crate) fn read(file: &Path) -> Result<JoinBundle, KubectlError> {
     let text = std::fs::read_to_string(file).map_err(|error| {
@@ -47,7 +50,11 @@ pub(super) async fn check(bundle: &JoinBundle, env: Env<'_>, now: Timestamp) -> 
 pub(crate) async fn connection_defect(bundle: &JoinBundle, env: Env<'_>) -> Option<String> {
     let lines = connections(bundle, env).await;
     let is_connected = lines.iter().any(|line| line.mark == Mark::Ok);
-    let texts: Vec<String> = lines.iter().map(|line| one_line(&line.text)).collect();
+    let texts = lines.iter().map(|line| match &line.remedy {
+        Some(remedy) => one_line(&format!("{}; {remedy}", line.text)),
+        None => one_line(&line.text),
+    });
+    let texts: Vec<String> = texts.collect();
     (!is_connected).then(|| texts.join("; "))
 }
 
@@ -58,11 +65,14 @@ fn expiry(bundle: &JoinBundle, now: Timestamp) -> Line {
     } = bundle;
     if *expires > now {
         let text = format!("the bundle lets one agent of {cluster} join until {expires}");
-        return Line::new(Mark::Ok, text, None);
+        return Line::ok(text);
     }
     let text = format!("the bundle of {cluster} expired at {expires}");
-    let remedy = format!("create another: kubectl krypton join {cluster}");
-    Line::new(Mark::Problem, text, remedy.as_str()).with_docs(AGENT_DOCS)
+    Line::defect(Mark::Problem, text, (&another_bundle(cluster), AGENT_DOCS))
+}
+
+fn another_bundle(cluster: &str) -> String {
+    format!("create another: kubectl krypton join {cluster}")
 }
 
 /// Connects to each address as an agent does, with the proxy of the environment.
@@ -72,7 +82,8 @@ async fn connections(bundle: &JoinBundle, env: Env<'_>) -> Vec<Line> {
         Ok(tls) => Arc::new(tls),
         Err(error) => {
             let text = format!("the bundle's CA cannot be used: {}", chain(&error));
-            return vec![Line::new(Mark::Problem, text, None).with_docs(AGENT_DOCS)];
+            let remedy = another_bundle(&bundle.cluster);
+            return vec![Line::defect(Mark::Problem, text, (&remedy, AGENT_DOCS))];
         }
     };
     let network = ProxiedTcp::new(env);
@@ -113,15 +124,19 @@ fn judge(attempts: &[Attempt<'_>]) -> Vec<Line> {
                     "the hub responds at {} with a valid certificate ({place})",
                     attempt.address
                 );
-                Line::new(Mark::Ok, text, None)
+                Line::ok(text)
             }
             Err(error) => {
                 let mark = match is_connected {
                     true => Mark::Note,
                     false => Mark::Problem,
                 };
-                let text = format!("{} ({place})", chain(error));
-                Line::new(mark, text, None).with_docs(AGENT_DOCS)
+                let message = error.to_string();
+                let parts = message.split_once("; ");
+                let (problem, fix) = parts.unwrap_or((&message, CONNECTION_REMEDY));
+                let cause = error.source().map(|cause| format!(": {}", chain(cause)));
+                let text = format!("{problem}{} ({place})", cause.unwrap_or_default());
+                Line::defect(mark, text, (fix, AGENT_DOCS))
             }
         }
     };

@@ -19,7 +19,7 @@ use crate::explain::explanation::Explainer;
 use crate::explain::sources::Lookup;
 use crate::program::{list_at, unready_cause};
 use crate::render::{age, decode, text_at};
-use crate::statement::{Line, Mark};
+use crate::statement::{Line, Mark, NextStep};
 
 /// Oldest minor version of Kubernetes 1 whose API servers accept the CRDs.
 const MIN_MINOR_VERSION: u32 = 30;
@@ -34,50 +34,104 @@ const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(30);
 /// Age in seconds up to which a restart is shown.
 const RECENT_RESTART: i64 = 60 * 60;
 
-const CRD_REMEDY: &str = "install the hub's chart, which contains it";
-const ORIGINAL_CRD_REMEDY: &str =
-    "the hub replaces it and keeps the objects; read the page before you install the hub";
 const HUB_REMEDY: &str = "look at the hub's pods and their log";
-const CLOCK_REMEDY: &str =
-    "synchronize both clocks, as the validity of tokens and certificates depends on them";
-const EXPIRED_AUTHORITY_REMEDY: &str =
-    "delete Secret krypton-hub-ca and restart the hub for a new CA; each agent must join again";
-const ADDRESS_REMEDY: &str =
-    "if clusters join through an agent, set advertise in the values of the hub's chart";
-const MEMBER_REMEDY: &str = "add one: kubectl krypton join NAME";
-const TENANTS_REMEDY: &str = "list them with kubectl krypton get tenants --fleet --not-ready";
 
-const INSTALL_DOCS: &str = "how-to/install.md#prerequisites";
-const CRD_DOCS: &str = "how-to/upgrade.md#crds";
-const ORIGINAL_CRD_DOCS: &str = "how-to/migrate.md";
-const LEADER_DOCS: &str = "reference/runbook.md#kryptonhubnoleader";
-const POD_DOCS: &str = "reference/runbook.md#kryptonhubdown";
-const RESTART_DOCS: &str = "reference/runbook.md#kryptonhubrestarts";
+const API_SERVER: NextStep<'static> = (
+    "check that the API server runs, your network, and --context",
+    "reference/kubectl.md#commands",
+);
+const PERMISSION: NextStep<'static> = (
+    "ask an administrator of the cluster for this right",
+    "reference/kubectl.md#permissions",
+);
+const OLD_KUBERNETES: NextStep<'static> =
+    ("upgrade the cluster", "how-to/install.md#prerequisites");
+const INSTALL_RIGHTS: NextStep<'static> = (
+    "ask an administrator of the cluster for these rights",
+    "how-to/install.md#prerequisites",
+);
+const CLOCK: NextStep<'static> = (
+    "synchronize both clocks, as the validity of tokens and certificates depends on them",
+    "reference/kubectl/check.md#clocks",
+);
+const CRD: NextStep<'static> = (
+    "install the hub's chart, which contains it",
+    "how-to/upgrade.md#crds",
+);
+const OLD_CRD: NextStep<'static> = (
+    "upgrade the hub, which updates the CRD",
+    "how-to/upgrade.md#crds",
+);
+const ORIGINAL_CRD: NextStep<'static> = (
+    "the hub replaces it and keeps the objects; read the page before you install the hub",
+    "how-to/migrate.md#steps",
+);
+const NO_HUB: NextStep<'static> = (
+    "name the hub's namespace with --hub-namespace, or install the hub",
+    "how-to/install.md#install-the-hub",
+);
+const LEADER: NextStep<'static> = (HUB_REMEDY, "reference/runbook.md#kryptonhubnoleader");
+const UNREADY_POD: NextStep<'static> = (HUB_REMEDY, "reference/runbook.md#kryptonhubdown");
+const RESTARTED_POD: NextStep<'static> = (HUB_REMEDY, "reference/runbook.md#kryptonhubrestarts");
+const EXPIRED_AUTHORITY: NextStep<'static> = (
+    "delete Secret krypton-hub-ca and restart the hub for a new CA; each agent must join again",
+    "how-to/rotate-ca.md#replace-an-expired-ca",
+);
+const ADDRESS: NextStep<'static> = (
+    "if clusters join through an agent, set advertise in the values of the hub's chart",
+    "how-to/install.md#install-the-hub",
+);
+const VERSIONS: NextStep<'static> = (
+    "upgrade the older of the two",
+    "how-to/upgrade.md#version-skew",
+);
+const OTHER_SCHEMA: NextStep<'static> = (
+    "use this program in the version of the hub",
+    "how-to/upgrade.md#version-skew",
+);
+const NO_MEMBER: NextStep<'static> = (
+    "add one: kubectl krypton join NAME",
+    "how-to/clusters.md#join-a-cluster-through-an-agent",
+);
+const OMITTED_MEMBERS: NextStep<'static> = (
+    "kubectl krypton get clusters -o wide lists them",
+    MEMBER_DOCS,
+);
+const FAILING_TENANTS: NextStep<'static> = (
+    "list them with kubectl krypton get tenants --fleet --not-ready",
+    "reference/runbook.md#kryptontenantsfailing",
+);
+
 const RIGHTS_DOCS: &str = "reference/rbac.md#hub-only";
-const AUTHORITY_DOCS: &str = "how-to/rotate-ca.md";
-const EXPIRED_AUTHORITY_DOCS: &str = "how-to/rotate-ca.md#replace-an-expired-ca";
-const ADDRESS_DOCS: &str = "how-to/install.md#install-the-hub";
-const VERSION_SKEW_DOCS: &str = "how-to/upgrade.md#version-skew";
-const MEMBER_DOCS: &str = "how-to/clusters.md#join-a-cluster-through-an-agent";
-const TENANTS_DOCS: &str = "reference/runbook.md#kryptontenantsfailing";
+const AUTHORITY_DOCS: &str = "how-to/rotate-ca.md#rotate-the-ca";
+const ACCEPTANCE_DOCS: &str = "reference/members.md#acceptance";
+const MEMBER_DOCS: &str = "reference/reasons.md#edgecluster-reasons";
 
 /// A line for a request without a result.
 pub(super) fn unknown_line<T>(subject: &str, lookup: &Lookup<T>) -> Line {
-    let mark = match lookup {
-        Lookup::NotPermitted(_) => Mark::Unknown,
-        _ => Mark::Problem,
+    let (mark, step) = match lookup {
+        Lookup::NotPermitted(_) => (Mark::Unknown, PERMISSION),
+        _ => (Mark::Problem, API_SERVER),
     };
     let text = match lookup.failure() {
         Some(reason) => format!("{subject} is not known: {reason}"),
         None => format!("{subject} does not exist"),
     };
-    Line::new(mark, text, None)
+    Line::defect(mark, text, step)
+}
+
+/// Returns the next step after a failed request.
+fn step_after(error: &KubectlError) -> NextStep<'static> {
+    match error.code() {
+        Some(403) => PERMISSION,
+        _ => API_SERVER,
+    }
 }
 
 /// CRDs of krypton-operator have no schema version.
 fn original_crd_line(name: &str) -> Line {
     let text = format!("the CRD {name} has no schema version of Krypton");
-    Line::new(Mark::Note, text, ORIGINAL_CRD_REMEDY).with_docs(ORIGINAL_CRD_DOCS)
+    Line::defect(Mark::Note, text, ORIGINAL_CRD)
 }
 
 pub(super) fn kubernetes(lookup: &Lookup<Info>) -> Line {
@@ -85,7 +139,7 @@ pub(super) fn kubernetes(lookup: &Lookup<Info>) -> Line {
         Lookup::Found(info) => info,
         Lookup::Failed(reason) => {
             let text = format!("the API server does not respond: {reason}");
-            return Line::new(Mark::Problem, text, "check that it runs, and your network");
+            return Line::defect(Mark::Problem, text, API_SERVER);
         }
         failure => return unknown_line("the version of Kubernetes", failure),
     };
@@ -99,9 +153,9 @@ pub(super) fn kubernetes(lookup: &Lookup<Info>) -> Line {
     match (info.major.as_str(), digits.parse::<u32>()) {
         ("1", Ok(minor)) if minor < MIN_MINOR_VERSION => {
             let text = format!("Kubernetes {version} is older than 1.{MIN_MINOR_VERSION}");
-            Line::new(Mark::Problem, text, None).with_docs(INSTALL_DOCS)
+            Line::defect(Mark::Problem, text, OLD_KUBERNETES)
         }
-        _ => Line::new(Mark::Ok, format!("Kubernetes {version}"), None),
+        _ => Line::ok(format!("Kubernetes {version}")),
     }
 }
 
@@ -109,8 +163,7 @@ pub(super) fn kubernetes(lookup: &Lookup<Info>) -> Line {
 pub(super) fn clock(ahead: SignedDuration) -> Line {
     let difference = ahead.unsigned_abs();
     if difference <= CLOCK_DIFFERENCE {
-        let text = "the clocks of the API server and of this machine agree";
-        return Line::new(Mark::Ok, text, None);
+        return Line::ok("the clocks of the API server and of this machine agree");
     }
     let mark = match difference <= MAX_CLOCK_DIFFERENCE {
         true => Mark::Note,
@@ -124,7 +177,7 @@ pub(super) fn clock(ahead: SignedDuration) -> Line {
         "the clock of the API server is {} s {direction} that of this machine",
         difference.as_secs()
     );
-    Line::new(mark, text, CLOCK_REMEDY)
+    Line::defect(mark, text, CLOCK)
 }
 
 /// Returns the names of the missing rights, and the first review without a result.
@@ -143,10 +196,10 @@ pub(super) fn rights(rights: &[(&str, Lookup<bool>)]) -> Line {
     match judge_rights(rights) {
         (missing, _) if !missing.is_empty() => {
             let text = format!("you may not create {}", missing.join(", "));
-            Line::new(Mark::Problem, text, None).with_docs(INSTALL_DOCS)
+            Line::defect(Mark::Problem, text, INSTALL_RIGHTS)
         }
         (_, Some(lookup)) => unknown_line("whether you may install the charts", lookup),
-        (_, None) => Line::new(Mark::Ok, "you may create what the charts contain", None),
+        (_, None) => Line::ok("you may create what the charts contain"),
     }
 }
 
@@ -163,17 +216,14 @@ pub(super) fn hub_rights(
             let remedy = format!(
                 "install its roles again: kubectl krypton install hub --hub-namespace {namespace}"
             );
-            Line::new(Mark::Problem, text, remedy.as_str()).with_docs(RIGHTS_DOCS)
+            Line::defect(Mark::Problem, text, (&remedy, RIGHTS_DOCS))
         }
         (_, Some(Lookup::NotPermitted(permission))) => {
             let text = format!("the hub's rights are not checked: you may not {permission}");
-            Line::new(Mark::Note, text, None)
+            Line::defect(Mark::Note, text, PERMISSION)
         }
         (_, Some(lookup)) => unknown_line("whether the hub has its rights", lookup),
-        (_, None) => {
-            let text = format!("the hub's account {account} has its rights");
-            Line::new(Mark::Ok, text, None)
-        }
+        (_, None) => Line::ok(format!("the hub's account {account} has its rights")),
     }
 }
 
@@ -190,11 +240,7 @@ pub(super) fn crds(crds: &[(String, Lookup<CustomResourceDefinition>)]) -> Vec<L
         .filter_map(|(name, lookup)| crd(name, lookup))
         .collect();
     match lines.as_slice() {
-        [] => vec![Line::new(
-            Mark::Ok,
-            format!("{} CRDs are served", crds.len()),
-            None,
-        )],
+        [] => vec![Line::ok(format!("{} CRDs are served", crds.len()))],
         _ => lines,
     }
 }
@@ -206,21 +252,21 @@ fn crd(name: &str, lookup: &Lookup<CustomResourceDefinition>) -> Option<Line> {
         Lookup::NotFound if name == KryptonDeployment::crd_name() => {
             let text =
                 format!("the CRD {name} is missing, so KryptonDeployments are not available");
-            return Some(Line::new(Mark::Note, text, CRD_REMEDY).with_docs(CRD_DOCS));
+            return Some(Line::defect(Mark::Note, text, CRD));
         }
         Lookup::NotFound => {
             let text = format!("the CRD {name} is missing");
-            return Some(Line::new(Mark::Problem, text, CRD_REMEDY).with_docs(CRD_DOCS));
+            return Some(Line::defect(Mark::Problem, text, CRD));
         }
         Lookup::NotPermitted(permission) => {
             let text = format!("the CRD {name} is not checked: you may not {permission}");
-            return Some(Line::new(Mark::Note, text, None));
+            return Some(Line::defect(Mark::Note, text, PERMISSION));
         }
         failure => return Some(unknown_line(&format!("the CRD {name}"), failure)),
     };
     if !is_established(crd) {
         let text = format!("the API server does not serve the CRD {name}");
-        return Some(Line::new(Mark::Problem, text, CRD_REMEDY).with_docs(CRD_DOCS));
+        return Some(Line::defect(Mark::Problem, text, CRD));
     }
     match schema_version(crd) {
         None => Some(original_crd_line(name)),
@@ -228,30 +274,25 @@ fn crd(name: &str, lookup: &Lookup<CustomResourceDefinition>) -> Option<Line> {
             let text = format!(
                 "the CRD {name} has schema version {version}, and this program {SCHEMA_VERSION}"
             );
-            Some(Line::new(Mark::Note, text, None).with_docs(VERSION_SKEW_DOCS))
+            Some(Line::defect(Mark::Note, text, OLD_CRD))
         }
         Some(_) => None,
     }
 }
 
-pub(super) fn leader(lease: &Lookup<Lease>, namespaces: &[String], now: Timestamp) -> Vec<Line> {
-    if *lease == Lookup::NotFound {
-        let text = format!("no hub runs in the namespace {}", namespaces.join(" or "));
-        return vec![Line::new(
-            Mark::Problem,
-            text,
-            "name the hub's namespace with --hub-namespace, or install the hub",
-        )];
+pub(super) fn leader(lookup: &Lookup<Lease>, namespaces: &[String], now: Timestamp) -> Vec<Line> {
+    match lookup {
+        Lookup::Found(_) => {}
+        Lookup::NotFound => {
+            let text = format!("no hub runs in the namespace {}", namespaces.join(" or "));
+            return vec![Line::defect(Mark::Problem, text, NO_HUB)];
+        }
+        failure => return vec![unknown_line("the leader of the hubs", failure)],
     }
     let mut explainer = Explainer::new(now);
-    explainer.explain_leader(lease, namespaces);
-    for line in &mut explainer.lines {
-        if line.mark == Mark::Problem {
-            line.remedy = Some(HUB_REMEDY.to_owned());
-            line.docs = Some(LEADER_DOCS);
-        }
-    }
-    explainer.lines
+    explainer.explain_leader(lookup, namespaces);
+    let lines = explainer.lines.into_iter();
+    lines.map(|line| line.with_step(LEADER)).collect()
 }
 
 /// `hub_pods`: the namespace with the hub's pods, and these pods. `None` if the hub runs elsewhere. The leader's line
@@ -269,7 +310,7 @@ pub(super) fn pods(
                 _ => Mark::Unknown,
             };
             let text = format!("the hub's pods are not checked: {error}");
-            return vec![Line::new(mark, text, None)];
+            return vec![Line::defect(mark, text, step_after(error))];
         }
     };
     let is_current = |pod: &&Value| pod.pointer("/metadata/deletionTimestamp").is_none();
@@ -278,7 +319,7 @@ pub(super) fn pods(
     let mut lines = Vec::new();
     if ready > 0 {
         let text = format!("{ready} of {} pods of the hub are Ready", pods.len());
-        lines.push(Line::new(Mark::Ok, text, None));
+        lines.push(Line::ok(text));
     }
     for pod in pods {
         lines.extend(pod_defect(namespace, pod, now));
@@ -294,7 +335,7 @@ fn pod_defect(namespace: &str, pod: &Value, now: Timestamp) -> Option<Line> {
         (true, None) => return None,
         (true, Some(restart)) => {
             let text = format!("{pod_name} has {restart}");
-            Line::new(Mark::Note, text, HUB_REMEDY).with_docs(RESTART_DOCS)
+            Line::defect(Mark::Note, text, RESTARTED_POD)
         }
         (false, restart) => {
             let restart = restart.map(|restart| format!("it has {restart}"));
@@ -303,7 +344,7 @@ fn pod_defect(namespace: &str, pod: &Value, now: Timestamp) -> Option<Line> {
                 [] => format!("{pod_name} is not Ready"),
                 causes => format!("{pod_name} is not Ready: {}", causes.join("; ")),
             };
-            Line::new(Mark::Problem, text, HUB_REMEDY).with_docs(POD_DOCS)
+            Line::defect(Mark::Problem, text, UNREADY_POD)
         }
     })
 }
@@ -340,18 +381,14 @@ pub(super) fn authority(roots: &[Validity], now: Timestamp) -> Option<Line> {
         false => "see what the rotation waits for: kubectl krypton rotate-ca --status",
     };
     Some(match signing.state_at(now) {
-        CredentialState::Current => {
-            let text = format!("the hub's CA is valid until {end}");
-            Line::new(Mark::Ok, text, None)
-        }
+        CredentialState::Current => Line::ok(format!("the hub's CA is valid until {end}")),
         CredentialState::Soon => {
             let text = format!("the hub's CA expires at {end}");
-            Line::new(Mark::Note, text, remedy).with_docs(AUTHORITY_DOCS)
+            Line::defect(Mark::Note, text, (remedy, AUTHORITY_DOCS))
         }
         CredentialState::Expired => {
             let text = format!("the hub's CA expired at {end}, so no agent can connect");
-            let line = Line::new(Mark::Problem, text, EXPIRED_AUTHORITY_REMEDY);
-            line.with_docs(EXPIRED_AUTHORITY_DOCS)
+            Line::defect(Mark::Problem, text, EXPIRED_AUTHORITY)
         }
     })
 }
@@ -359,16 +396,16 @@ pub(super) fn authority(roots: &[Validity], now: Timestamp) -> Option<Line> {
 /// Returns a line if the hub advertises no address to agents.
 pub(super) fn addresses(addresses: &[String]) -> Option<Line> {
     let text = "the hub advertises no address, so kubectl krypton join needs --address";
-    let line = Line::new(Mark::Note, text, ADDRESS_REMEDY).with_docs(ADDRESS_DOCS);
+    let line = Line::defect(Mark::Note, text, ADDRESS);
     addresses.is_empty().then_some(line)
 }
 
 pub(super) fn hub_version(version: &str) -> Line {
     match version == PROGRAM_VERSION {
-        true => Line::new(Mark::Ok, format!("the hub has version {version}"), None),
+        true => Line::ok(format!("the hub has version {version}")),
         false => {
             let text = format!("the hub has version {version}, and this program {PROGRAM_VERSION}");
-            Line::new(Mark::Note, text, None).with_docs(VERSION_SKEW_DOCS)
+            Line::defect(Mark::Note, text, VERSIONS)
         }
     }
 }
@@ -387,12 +424,12 @@ pub(super) fn members(
                 _ => Mark::Problem,
             };
             let text = format!("the members are not known: {error}");
-            return vec![Line::new(mark, text, None)];
+            return vec![Line::defect(mark, text, step_after(error))];
         }
     };
     if members.is_empty() {
-        let line = Line::new(Mark::Note, "the fleet has no member", MEMBER_REMEDY);
-        return vec![line.with_docs(MEMBER_DOCS)];
+        let text = "the fleet has no member";
+        return vec![Line::defect(Mark::Note, text, NO_MEMBER)];
     }
     let (mut healthy, mut defects) = (0, Vec::new());
     for object in members {
@@ -413,15 +450,11 @@ pub(super) fn members(
             "{healthy} of {} members are connected, and up to date",
             members.len()
         );
-        lines.push(Line::new(Mark::Ok, text, None));
+        lines.push(Line::ok(text));
     }
     if omitted > 0 {
         let text = format!("{omitted} more members have defects; the worst {MAX_MEMBERS} follow");
-        lines.push(Line::new(
-            Mark::Note,
-            text,
-            "kubectl krypton get clusters -o wide lists them",
-        ));
+        lines.push(Line::defect(Mark::Note, text, OMITTED_MEMBERS));
     }
     lines.extend(defects.into_iter().take(MAX_MEMBERS).flatten());
     lines
@@ -433,32 +466,36 @@ fn member(object: &Value, hub_version: Option<&str>, now: Timestamp) -> Vec<Line
     explainer.set_member(&name);
     let Some(cluster) = decode::<EdgeCluster>(object) else {
         let text = "its EdgeCluster does not match this program's schema";
-        let line = Line::new(Mark::Problem, text, None).of_member(&name);
-        return vec![line.with_docs(VERSION_SKEW_DOCS)];
+        let line = Line::defect(Mark::Problem, text, OTHER_SCHEMA);
+        return vec![line.of_member(&name)];
     };
     let status = cluster.status.clone().unwrap_or_default();
     let (is_banned, accepted) = (cluster.spec.banned, cluster.spec.accepted);
     explainer.explain_member(&name, &Lookup::Found(cluster));
-    let mut lines = explainer.lines;
+    let explain = format!("kubectl krypton explain cluster {name}");
+    let lines = explainer.lines.into_iter();
+    let lines = lines.map(|line| line.with_step((&explain, MEMBER_DOCS)));
+    let mut lines: Vec<Line> = lines.collect();
+    let mut warn = |text: &str, step: NextStep<'_>| {
+        lines.push(Line::defect(Mark::Note, text, step).of_member(&name));
+    };
     if accepted == Some(false) {
-        let text = "the hub may not connect to it yet";
         let remedy = format!("kubectl krypton accept {name}");
-        lines.push(Line::new(Mark::Note, text, remedy.as_str()).of_member(&name));
+        let text = "the hub may not connect to it yet";
+        warn(text, (&remedy, ACCEPTANCE_DOCS));
     }
     if let Some(tenants) = status.tenants.filter(|tenants| tenants.error > 0) {
         let text = format!(
             "{} of {} Tenants are in phase Error",
             tenants.error, tenants.total
         );
-        let line = Line::new(Mark::Note, text, TENANTS_REMEDY).of_member(&name);
-        lines.push(line.with_docs(TENANTS_DOCS));
+        warn(&text, FAILING_TENANTS);
     }
     if let (Some(agent_version), Some(hub_version)) = (&status.agent_version, hub_version)
         && agent_version != hub_version
     {
         let text = format!("its agent has version {agent_version}, and the hub {hub_version}");
-        let line = Line::new(Mark::Note, text, None).of_member(&name);
-        lines.push(line.with_docs(VERSION_SKEW_DOCS));
+        warn(&text, VERSIONS);
     }
     if is_banned {
         // The ban is intended.

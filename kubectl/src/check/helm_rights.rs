@@ -15,7 +15,7 @@ use super::rights::{attributes, may_account};
 use crate::explain::sources::{Lookup, lookup};
 use crate::home::{Connection, search};
 use crate::program::{Program, pods_of, setting};
-use crate::statement::{Line, Mark};
+use crate::statement::{Line, Mark, NextStep};
 
 /// Reviews of one check.
 const MAX_REVIEWS: usize = 200;
@@ -23,12 +23,27 @@ const MAX_CONCURRENT_REQUESTS: usize = 16;
 
 /// The flag of agent and hub that names Helm's account, and the environment variable that can replace it.
 const ACCOUNT_SETTING: (&str, &str) = ("--helm-service-account", "KRYPTON_HELM_SERVICE_ACCOUNT");
-const ACCOUNT_REMEDY: &str = "name the account with --account NAMESPACE:NAME";
-const RIGHTS_REMEDY: &str = "add these rights to a role of the account";
-const KIND_REMEDY: &str = "install their CRDs, or render the chart with --include-crds";
+const NO_ACCOUNT: NextStep<'static> = (
+    "name the account with --account NAMESPACE:NAME",
+    HELM_RIGHTS_DOCS,
+);
+const MISSING_RIGHTS: NextStep<'static> = (
+    "add these rights to a role of the account",
+    HELM_RIGHTS_DOCS,
+);
+const UNSERVED_KINDS: NextStep<'static> = (
+    "install their CRDs, or render the chart with --include-crds",
+    LIMITS_DOCS,
+);
+const LARGE_MANIFEST: NextStep<'static> = (
+    "split the file, and keep each CRD with its objects",
+    LIMITS_DOCS,
+);
 
 /// Describes the rights that Helm needs.
-pub(super) const HELM_RIGHTS_DOCS: &str = "how-to/restrict-helm.md#check-the-rights";
+const HELM_RIGHTS_DOCS: &str = "how-to/restrict-helm.md#check-the-rights";
+/// Describes the limits of this check.
+const LIMITS_DOCS: &str = "reference/kubectl/check.md#rights-for-a-rendered-chart";
 
 /// Checks the rights of `account`, by default of the account that the agent or hub on this cluster has for Helm.
 pub(super) async fn check(
@@ -60,11 +75,7 @@ pub(super) async fn check(
             "Helm's rights are not known: the manifest needs {} reviews, and one check makes {MAX_REVIEWS}",
             rights.len()
         );
-        lines.push(Line::new(
-            Mark::Unknown,
-            text,
-            "split the file, and keep each CRD with its objects",
-        ));
+        lines.push(Line::defect(Mark::Unknown, text, LARGE_MANIFEST));
         return lines;
     }
     let rights = review(rights, &account, cluster).await;
@@ -100,7 +111,7 @@ async fn account_on(cluster: &Connection) -> Result<ServiceAccount, Line> {
         }
         Err(error) => format!("Helm's account is not known: {error}"),
     };
-    Err(Line::new(Mark::Unknown, text, ACCOUNT_REMEDY).with_docs(HELM_RIGHTS_DOCS))
+    Err(Line::defect(Mark::Unknown, text, NO_ACCOUNT))
 }
 
 /// Returns the account that Helm acts as, by default that of the pod.
@@ -183,7 +194,7 @@ fn unserved_kinds(kinds: &BTreeSet<&KindName>) -> Option<Line> {
         "Helm's rights are not checked for kinds that the cluster does not serve: {}",
         names.join(", ")
     );
-    (!names.is_empty()).then(|| Line::new(Mark::Note, text, KIND_REMEDY))
+    (!names.is_empty()).then(|| Line::defect(Mark::Note, text, UNSERVED_KINDS))
 }
 
 /// `kinds`: number of the kinds that the rights are for.
@@ -201,7 +212,7 @@ fn judge(account: &ServiceAccount, kinds: usize, rights: &[(Right, Lookup<bool>)
             .map(|(objects, verbs)| format!("{} {objects}", verbs.join(", ")));
         let missing: Vec<String> = missing.collect();
         let text = format!("Helm's account {account} may not {}", missing.join("; "));
-        return Line::new(Mark::Problem, text, RIGHTS_REMEDY).with_docs(HELM_RIGHTS_DOCS);
+        return Line::defect(Mark::Problem, text, MISSING_RIGHTS);
     }
     let mut lookups = rights.iter().map(|(_, lookup)| lookup);
     match lookups.find(|lookup| !matches!(lookup, Lookup::Found(_))) {
@@ -212,7 +223,7 @@ fn judge(account: &ServiceAccount, kinds: usize, rights: &[(Right, Lookup<bool>)
         None => {
             let text =
                 format!("Helm's account {account} has the rights for this chart ({kinds} kinds)");
-            Line::new(Mark::Ok, text, None)
+            Line::ok(text)
         }
     }
 }

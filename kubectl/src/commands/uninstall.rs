@@ -27,7 +27,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Label with the name of the release.
 const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
 /// How to remove what stays.
-pub(crate) const RELEASES_DOCS: &str = "how-to/uninstall.md#uninstall-the-releases-too";
+const RELEASES_DOCS: &str = "how-to/uninstall.md#uninstall-the-releases-too";
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Uninstall {

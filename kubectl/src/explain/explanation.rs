@@ -143,8 +143,10 @@ impl Explainer {
         remedy: impl Into<Option<&'r str>>,
     ) {
         self.lines.push(Line {
+            mark,
             member: self.member.clone(),
-            ..Line::new(mark, text, remedy)
+            remedy: remedy.into().map(str::to_owned),
+            ..Line::ok(text)
         });
     }
 

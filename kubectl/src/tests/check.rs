@@ -20,27 +20,35 @@ fn respond(uri: &str, allowed: bool) -> Response {
     response
 }
 
+/// Runs a check with JSON output. Returns its result and its lines.
+async fn run_check(server: &FakeApiServer, args: &[&str]) -> (bool, Vec<Value>) {
+    let args = [&["check", "-o", "json"][..], args].concat();
+    let output = match server.run(&args).await {
+        Ok(output) => output,
+        Err(KubectlError::ChecksFailed { output }) => output,
+        Err(error) => panic!("{error}"),
+    };
+    let json: Value = serde_json::from_str(&output.stdout).unwrap();
+    let lines = json["lines"].as_array().unwrap().clone();
+    (json["passed"].as_bool().unwrap(), lines)
+}
+
+fn marks(lines: &[Value]) -> Vec<&str> {
+    let marks = lines.iter().map(|line| line["mark"].as_str().unwrap());
+    marks.collect()
+}
+
 #[tokio::test]
 async fn check_prints_json_with_link_of_defect() {
     for allowed in [true, false] {
         let server = FakeApiServer::with_handler(move |uri| respond(uri, allowed)).await;
-        let output = match server.run(&["check", "--pre", "-o", "json"]).await {
-            Ok(output) => output,
-            Err(KubectlError::ChecksFailed { output }) => output,
-            Err(error) => panic!("{error}"),
-        };
-        let json: Value = serde_json::from_str(&output.stdout).unwrap();
-        assert_eq!(json["passed"], allowed, "{json}");
-        let lines = json["lines"].as_array().unwrap();
-        let marks: Vec<&str> = lines
-            .iter()
-            .map(|line| line["mark"].as_str().unwrap())
-            .collect();
+        let (passed, lines) = run_check(&server, &["--pre"]).await;
+        assert_eq!(passed, allowed, "{lines:?}");
         let rights = if allowed { "ok" } else { "failed" };
-        assert_eq!(marks, ["ok", "ok", rights], "{json}");
+        assert_eq!(marks(&lines), ["ok", "ok", rights], "{lines:?}");
         let docs = lines[2]["docs"].as_str().unwrap_or_default();
         let has_link = docs.starts_with("https://") && docs.ends_with("/install.md#prerequisites");
-        assert_eq!(has_link, !allowed, "{json}");
+        assert_eq!(has_link, !allowed, "{lines:?}");
     }
 }
 
@@ -124,21 +132,11 @@ async fn manifest_is_checked_for_named_account() {
         let server = FakeApiServer::with_handler(move |uri| respond_with_kinds(uri, allowed)).await;
         let file = server.directory.path().join("chart.yaml");
         std::fs::write(&file, MANIFEST).unwrap();
-        let args = ["check", "-o", "json", "--manifest", file.to_str().unwrap()];
-        let output = match server.run(&[&args[..], more].concat()).await {
-            Ok(output) => output,
-            Err(KubectlError::ChecksFailed { output }) => output,
-            Err(error) => panic!("{error}"),
-        };
-        let json: Value = serde_json::from_str(&output.stdout).unwrap();
-        let lines = json["lines"].as_array().unwrap();
-        let marks: Vec<&str> = lines
-            .iter()
-            .map(|line| line["mark"].as_str().unwrap())
-            .collect();
-        assert_eq!(marks, expected_marks, "{json}");
+        let args = ["--manifest", file.to_str().unwrap()];
+        let (_, lines) = run_check(&server, &[&args[..], more].concat()).await;
+        assert_eq!(marks(&lines), expected_marks, "{lines:?}");
         let text = lines.last().unwrap()["text"].as_str().unwrap();
-        assert!(text.contains(expected_text), "{json}");
+        assert!(text.contains(expected_text), "{lines:?}");
         let requests = server.requests().into_iter();
         let reviews = requests.filter(|(_, body, _)| body["kind"] == "SubjectAccessReview");
         let users: Vec<Value> = reviews
@@ -147,6 +145,64 @@ async fn manifest_is_checked_for_named_account() {
         // Four verbs for the ConfigMap, and five for the release.
         let expected =
             vec!["system:serviceaccount:team:helm"; if more.is_empty() { 0 } else { 10 }];
-        assert_eq!(users, expected, "{json}");
+        assert_eq!(users, expected, "{lines:?}");
     }
+}
+
+/// Responds with objects that have a defect if `code` is 200, otherwise with this code.
+fn respond_with_defects(uri: &str, code: u16) -> Response {
+    let lease = json!({
+        "metadata": {"managedFields": [{
+            "fieldsV1": {"f:spec": {"f:renewTime": {}}}, "time": "2026-01-02T03:02:00Z",
+        }]},
+        "spec": {"holderIdentity": "hub/a", "renewTime": "2026-01-02T03:00:00.000000Z"},
+    });
+    let pod = json!({
+        "metadata": {"name": "hub-0"},
+        "spec": {"serviceAccountName": "hub", "containers": [{"name": "krypton-hub"}]},
+    });
+    let version = json!({"major": "1", "minor": "29", "gitVersion": "v1.29.0"});
+    let (code, body) = match uri {
+        "/version" => (200, version),
+        _ if code != 200 => failure(code, "Failed", "no"),
+        _ if uri.contains("/leases/") => (200, lease),
+        _ if uri.contains("/pods") => list_of(vec![pod], ""),
+        _ if uri.contains("/edgeclusters?") => list_of(fleet(), ""),
+        _ if uri.contains("/configmaps/") => {
+            (200, json!({"metadata": {}, "data": {"version": "0.0.1"}}))
+        }
+        _ => return respond_with_kinds(uri, false),
+    };
+    let mut response = json_response(code, &body);
+    let date = "Fri, 02 Jan 2026 03:06:05 GMT".parse().unwrap();
+    response.headers_mut().insert(header::DATE, date);
+    response
+}
+
+#[tokio::test]
+async fn each_defect_has_remedy_and_page() {
+    let mut defects = 0;
+    for code in [200, 403, 404, 500] {
+        let server = FakeApiServer::with_handler(move |uri| respond_with_defects(uri, code)).await;
+        let file = server.directory.path().join("chart.yaml");
+        std::fs::write(&file, MANIFEST).unwrap();
+        let file = file.to_str().unwrap();
+        let commands: [&[&str]; 4] = [
+            &[],
+            &["--pre"],
+            &["--manifest", file],
+            &["--manifest", file, "--account", "team:helm"],
+        ];
+        for args in commands {
+            let (_, lines) = run_check(&server, args).await;
+            for line in lines.iter().filter(|line| line["mark"] != "ok") {
+                let remedy = line["remedy"].as_str().unwrap_or_default();
+                let page = line["docs"].as_str().unwrap_or_default();
+                let is_complete = !remedy.is_empty() && page.contains(".md#");
+                assert!(is_complete, "{code} {args:?}: {line}");
+                defects += 1;
+            }
+        }
+    }
+    assert!(defects > 50, "{defects}");
 }

@@ -376,6 +376,32 @@ fn links_in_pages_lead_to_existing_headings() {
 }
 
 #[test]
+fn links_in_kubectl_lead_to_existing_headings() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    find_sources(&root.join("kubectl/src"), &mut files).unwrap();
+    let mut count = 0;
+    for file in files {
+        let source = fs::read_to_string(&file).unwrap();
+        let is_link = |text: &&str| {
+            let is_relative = text.starts_with(char::is_lowercase);
+            is_relative && text.contains(".md#") && !text.contains([' ', '\n', ':'])
+        };
+        for link in source.split('"').filter(is_link) {
+            let (path, anchor) = link.split_once('#').unwrap();
+            let page = fs::read_to_string(root.join("docs").join(path)).expect(link);
+            assert!(
+                anchors(&page).contains(anchor),
+                "{}: no {link}",
+                file.display()
+            );
+            count += 1;
+        }
+    }
+    assert!(count > 20, "{count}");
+}
+
+#[test]
 fn index_lists_every_page() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let read = |page: &str| fs::read_to_string(root.join(page)).unwrap();
