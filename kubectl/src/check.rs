@@ -247,7 +247,7 @@ async fn check_cluster(
     if !matches!(version, Lookup::Failed(_)) {
         if let Some(clock) = clock {
             let ahead = clock::ahead(cluster, clock).await;
-            lines.extend(ahead.map(findings::clock));
+            lines.extend(ahead.map(|ahead| findings::clock(ahead, "this machine")));
         }
         lines.extend(Box::pin(other_checks).await);
     }

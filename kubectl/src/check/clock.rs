@@ -1,9 +1,10 @@
-//! Compares the clock of an API server with that of this machine.
+//! Compares the clock of an API server with those of this machine and of the leading hub.
 
 use hyper::Request;
 use hyper::header::DATE;
 use jiff::fmt::rfc2822::DateTimeParser;
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::client::Body;
 
 use crate::explain::sources::{Lookup, lookup};
@@ -22,6 +23,19 @@ pub(super) async fn ahead(cluster: &Connection, clock: LocalClock) -> Option<Sig
     let date = response.headers().get(DATE)?.to_str().ok()?;
     let date = DateTimeParser::new().parse_timestamp(date).ok()?;
     Some(difference(date, sent, received))
+}
+
+/// Returns how far the clock of the API server was ahead of the leading hub's at the last renewal of its Lease, which
+/// both record. `None` if the API server has not recorded it.
+pub(super) fn ahead_of_leader(lease: &Lease) -> Option<SignedDuration> {
+    let renewed = lease.spec.as_ref()?.renew_time.as_ref()?.0;
+    let entries = lease.metadata.managed_fields.iter().flatten();
+    let renewals = entries.filter(|entry| {
+        let fields = entry.fields_v1.as_ref();
+        fields.is_some_and(|fields| fields.0.pointer("/f:spec/f:renewTime").is_some())
+    });
+    let stored = renewals.filter_map(|entry| entry.time.as_ref()).max()?.0;
+    Some(difference(stored, renewed, renewed))
 }
 
 /// Returns the smallest difference that explains the `date`, which has whole seconds, of a response.

@@ -14,6 +14,7 @@ use krypton_types::validity::{CredentialState, Validity};
 use kube::CustomResourceExt as _;
 use serde_json::Value;
 
+use super::clock::ahead_of_leader;
 use crate::error::KubectlError;
 use crate::explain::explanation::Explainer;
 use crate::explain::sources::Lookup;
@@ -159,11 +160,11 @@ pub(super) fn kubernetes(lookup: &Lookup<Info>) -> Line {
     }
 }
 
-/// `ahead`: how far the clock of the API server is ahead of this machine's.
-pub(super) fn clock(ahead: SignedDuration) -> Line {
+/// `ahead`: how far the clock of the API server is ahead of that of `other`.
+pub(super) fn clock(ahead: SignedDuration, other: &str) -> Line {
     let difference = ahead.unsigned_abs();
     if difference <= CLOCK_DIFFERENCE {
-        return Line::ok("the clocks of the API server and of this machine agree");
+        return Line::ok(format!("the clocks of the API server and of {other} agree"));
     }
     let mark = match difference <= MAX_CLOCK_DIFFERENCE {
         true => Mark::Note,
@@ -174,7 +175,7 @@ pub(super) fn clock(ahead: SignedDuration) -> Line {
         false => "behind",
     };
     let text = format!(
-        "the clock of the API server is {} s {direction} that of this machine",
+        "the clock of the API server is {} s {direction} that of {other}",
         difference.as_secs()
     );
     Line::defect(mark, text, CLOCK)
@@ -280,19 +281,24 @@ fn crd(name: &str, lookup: &Lookup<CustomResourceDefinition>) -> Option<Line> {
     }
 }
 
+/// Judges the leader and its clock.
 pub(super) fn leader(lookup: &Lookup<Lease>, namespaces: &[String], now: Timestamp) -> Vec<Line> {
-    match lookup {
-        Lookup::Found(_) => {}
+    let lease = match lookup {
+        Lookup::Found(lease) => lease,
         Lookup::NotFound => {
             let text = format!("no hub runs in the namespace {}", namespaces.join(" or "));
             return vec![Line::defect(Mark::Problem, text, NO_HUB)];
         }
         failure => return vec![unknown_line("the leader of the hubs", failure)],
-    }
+    };
     let mut explainer = Explainer::new(now);
     explainer.explain_leader(lookup, namespaces);
     let lines = explainer.lines.into_iter();
-    lines.map(|line| line.with_step(LEADER)).collect()
+    let clock = ahead_of_leader(lease).map(|ahead| clock(ahead, "the leading hub"));
+    lines
+        .map(|line| line.with_step(LEADER))
+        .chain(clock)
+        .collect()
 }
 
 /// `hub_pods`: the namespace with the hub's pods, and these pods. `None` if the hub runs elsewhere. The leader's line

@@ -103,7 +103,7 @@ fn clock_differences_are_judged_by_size() {
         (31, Mark::Problem, "is 31 s ahead of"),
     ];
     for (seconds, mark, expected) in cases {
-        let line = clock(SignedDuration::from_secs(seconds));
+        let line = clock(SignedDuration::from_secs(seconds), "this machine");
         assert_eq!(line.mark, mark, "{line:?}");
         assert!(line.text.contains(expected), "{line:?}");
     }
@@ -194,6 +194,39 @@ fn missing_or_silent_leader_fails() {
     assert_eq!(leader_lines(not_permitted())[0].mark, Mark::Unknown);
     assert_eq!(hub_version(PROGRAM_VERSION).mark, Mark::Ok);
     assert_eq!(hub_version("0.0.1").mark, Mark::Note);
+}
+
+#[test]
+fn clock_of_leader_is_compared_by_its_lease() {
+    let entry = |fields: Value, time: &str| json!({"fieldsV1": fields, "time": time});
+    let output = |stored: &str| {
+        let entries = [
+            entry(json!({"f:spec": {"f:renewTime": {}}}), stored),
+            entry(json!({"f:metadata": {}}), "2026-01-02T09:00:00Z"),
+        ];
+        let Lookup::Found(mut lease) = lease("2026-01-02T03:04:05.500000Z") else {
+            panic!("no Lease");
+        };
+        lease.metadata.managed_fields = serde_json::from_value(json!(entries)).unwrap();
+        to_text(&leader(&Lookup::Found(lease), &[], now()))
+    };
+    for (stored, expected) in [
+        (
+            "2026-01-02T03:04:05Z",
+            "✓ the clocks of the API server and of the leading hub agree\n",
+        ),
+        (
+            "2026-01-02T03:04:15Z",
+            "! the clock of the API server is 9 s ahead of that of the leading hub\n",
+        ),
+        (
+            "2026-01-02T03:03:05Z",
+            "✗ the clock of the API server is 59 s behind that of the leading hub\n",
+        ),
+    ] {
+        let output = output(stored);
+        assert!(output.contains(expected), "{output}");
+    }
 }
 
 /// A pod of the hub, with this status of its container.
