@@ -14,29 +14,232 @@ use crate::conductor::Millis;
 #[error("{0:?} is not a line of a plan")]
 pub struct ParseError(String);
 
-/// Names of the faults of API servers.
-const SERVER_FAULTS: [(&str, ServerFault); 14] = [
-    ("down", ServerFault::Down),
-    ("hangs", ServerFault::Hangs),
-    ("429", ServerFault::TooManyRequests),
-    ("500", ServerFault::InternalError),
-    ("503", ServerFault::Unavailable),
-    ("html", ServerFault::Html),
-    ("401", ServerFault::Unauthorized),
-    ("403", ServerFault::Forbidden),
-    ("404", ServerFault::NotFound),
-    ("410", ServerFault::Gone),
-    ("502", ServerFault::BadGateway),
-    ("empty", ServerFault::EmptyLists),
-    ("cut", ServerFault::CutBodies),
-    ("failing-jobs", ServerFault::FailingJobs),
-];
-const CHARTS: [(&str, Chart); 4] = [
-    ("plain", Chart::Plain),
-    ("hooks", Chart::Hooks),
-    ("failing-upgrade", Chart::FailingUpgrade),
-    ("slow", Chart::Slow),
-];
+/// A part of a line.
+trait Words: Sized {
+    fn to_words(&self) -> Vec<String>;
+
+    fn from_words(words: &[&str]) -> Option<Self>;
+}
+
+/// Implements [`Words`] for an enum. Each row lists the words and fields of a line, and their value. A field
+/// after a semicolon can have several words.
+macro_rules! words {
+    ($type:ident: $(
+        ($($word:literal $($field:ident)*)+ $(; $long:ident $($end:literal $last:ident)?)?)
+            => ($($value:tt)+)
+    ),+ $(,)?) => {
+        impl Words for $type {
+            fn to_words(&self) -> Vec<String> {
+                match self {
+                    $(Self::$($value)+ => [
+                        $(vec![$word.to_owned()] $(, $field.to_words())*),+
+                        $(, $long.to_words() $(, vec![$end.to_owned()], $last.to_words())?)?
+                    ]
+                    .concat(),)+
+                }
+            }
+
+            fn from_words(words: &[&str]) -> Option<Self> {
+                match words {
+                    $([$($word $(, $field)*),+ $(, $long @ .. $(, $end, $last)?)?] => {
+                        $($(let $field = Words::from_words(&[*$field])?;)*)+
+                        $(
+                            let $long = Words::from_words($long)?;
+                            $(let $last = Words::from_words(&[*$last])?;)?
+                        )?
+                        Some(Self::$($value)+)
+                    })+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+words! { Action:
+    ("tenant" cluster "/" tenant; action) => (Tenant { cluster, tenant, action }),
+    ("member" member; action) => (Member { member, action }),
+    ("deployment" name; action) => (Deployment { name, action }),
+    ("chart-version" version) => (ChartVersion { version }),
+    ("values" number) => (Values { number }),
+    ("rotate-ca") => (RotateCa),
+    ("pass-days" days) => (PassDays { days }),
+    ("delete-crd" cluster) => (DeleteCrd { cluster }),
+    ("delete-home-crd" resource) => (DeleteHomeCrd { resource }),
+    ("delete-anchor" cluster) => (DeleteAnchor { cluster }),
+    ("crash" host "restart" restart) => (Crash { host, restart }),
+    ("crash" host "at-request" nth "restart" restart)
+        => (AtRequest { host, nth, fault: RequestFault::Crash { restart } }),
+    ("fail" host "at-request" nth) => (AtRequest { host, nth, fault: RequestFault::Fail }),
+    ("lose-answer" host "at-request" nth)
+        => (AtRequest { host, nth, fault: RequestFault::LoseResponse }),
+    ("stop" host "for" length) => (Stop { host, length }),
+    ("freeze" host "for" length) => (Freeze { host, length }),
+    ("suspend" host "for" length) => (Suspend { host, length }),
+    ("copy-agent" edge "for" length) => (CopyAgent { edge, length }),
+    ("hostile-agent" edge "for" length) => (HostileAgent { edge, length }),
+    ("skew" host "by" by) => (Skew { host, by }),
+    ("link" from "->" to; fault "for" length)
+        => (Link { from, to, bidirectional: false, fault, length }),
+    ("link" from "<->" to; fault "for" length)
+        => (Link { from, to, bidirectional: true, fault, length }),
+    ("half-open" from "->" to) => (HalfOpen { from, to }),
+    ("server" cluster fault; scope "for" length) => (Server { cluster, fault, scope, length }),
+    ("end-watches" cluster) => (EndWatches { cluster }),
+    ("compact" cluster) => (Compact { cluster }),
+    ("restore" cluster "after" after) => (Restore { cluster, after }),
+    ("server-clock" cluster "by" by "for" length) => (ServerClock { cluster, by, length }),
+}
+
+words! { TenantAction:
+    ("create") => (Create { placed_on: None }),
+    ("create" "on" member) => (Create { placed_on: Some(member) }),
+    ("edit" number) => (Edit { number }),
+    ("delete") => (Delete),
+    ("orphan") => (Orphan),
+    ("relabel" number) => (Relabel { number }),
+    ("pause") => (Pause),
+    ("resume") => (Resume),
+    ("retry" number) => (Retry { number }),
+    ("add-foreign") => (AddForeign),
+    ("remove-foreign") => (RemoveForeign),
+    ("delete-release") => (DeleteRelease),
+    ("damage-release") => (DamageRelease),
+    ("forge-release") => (ForgeRelease),
+    ("delete-namespace") => (DeleteNamespace),
+    ("delete-object") => (DeleteObject),
+    ("add-occupant") => (AddOccupant),
+    ("name" member) => (SetClusterRef { member }),
+    ("rewrite" "naming" member) => (Rewrite { member }),
+    ("adopt") => (Adopt),
+}
+
+words! { MemberAction:
+    ("pause") => (Pause),
+    ("resume") => (Resume),
+    ("ban") => (Ban),
+    ("unban") => (Unban),
+    ("delete" "uninstall") => (Delete { uninstall: true }),
+    ("delete" "retain") => (Delete { uninstall: false }),
+    ("policy" "uninstall") => (Policy { uninstall: true }),
+    ("policy" "retain") => (Policy { uninstall: false }),
+    ("orphan") => (Orphan),
+    ("allow-all") => (Allow { namespace: None }),
+    ("allow" namespace) => (Allow { namespace: Some(namespace) }),
+    ("rebuild") => (Rebuild),
+    ("replace") => (Replace),
+    ("rejoin") => (Rejoin),
+    ("add-twin" "for" length) => (AddTwin { length }),
+    ("add-elsewhere" "for" length) => (AddElsewhere { length }),
+    ("damage-kubeconfig" "for" length) => (DamageKubeconfig { length }),
+    ("delete-kubeconfig" "for" length) => (DeleteKubeconfig { length }),
+    ("relabel-kubeconfig" "for" length) => (RelabelKubeconfig { length }),
+}
+
+words! { DeploymentAction:
+    ("create" "in" region) => (Create { region }),
+    ("edit" number) => (Edit { number }),
+    ("move" "to" region) => (Move { region }),
+    ("delete") => (Delete),
+    ("orphan") => (Orphan),
+}
+
+words! { LinkFault:
+    ("cut") => (Cut),
+    ("refuse") => (Refuse),
+    ("delay" by) => (Delay(by)),
+    ("loss" per_thousand) => (Loss(per_thousand)),
+}
+
+words! { ServerFault:
+    ("down") => (Down),
+    ("hangs") => (Hangs),
+    ("429") => (TooManyRequests),
+    ("500") => (InternalError),
+    ("503") => (Unavailable),
+    ("html") => (Html),
+    ("401") => (Unauthorized),
+    ("403") => (Forbidden),
+    ("404") => (NotFound),
+    ("410") => (Gone),
+    ("502") => (BadGateway),
+    ("empty") => (EmptyLists),
+    ("cut") => (CutBodies),
+    ("failing-jobs") => (FailingJobs),
+}
+
+words! { Chart:
+    ("plain") => (Plain),
+    ("hooks") => (Hooks),
+    ("failing-upgrade") => (FailingUpgrade),
+    ("slow") => (Slow),
+}
+
+words! { Access:
+    ("agent") => (Agent),
+    ("kubeconfig") => (Kubeconfig),
+    ("both") => (Both),
+}
+
+impl Words for Scope {
+    fn to_words(&self) -> Vec<String> {
+        let text = self.to_string();
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn from_words(words: &[&str]) -> Option<Self> {
+        Self::parse(words)
+    }
+}
+
+impl Words for String {
+    fn to_words(&self) -> Vec<String> {
+        vec![self.clone()]
+    }
+
+    fn from_words(words: &[&str]) -> Option<Self> {
+        let [word] = words else { return None };
+        Some((*word).to_owned())
+    }
+}
+
+impl Words for u32 {
+    fn to_words(&self) -> Vec<String> {
+        vec![self.to_string()]
+    }
+
+    fn from_words(words: &[&str]) -> Option<Self> {
+        let [word] = words else { return None };
+        word.parse().ok()
+    }
+}
+
+impl Words for Millis {
+    fn to_words(&self) -> Vec<String> {
+        vec![Seconds(*self).to_string()]
+    }
+
+    fn from_words(words: &[&str]) -> Option<Self> {
+        let [word] = words else { return None };
+        parse_seconds(word)
+    }
+}
+
+/// A difference of two times.
+impl Words for i64 {
+    fn to_words(&self) -> Vec<String> {
+        let sign = if *self < 0 { "-" } else { "" };
+        vec![format!("{sign}{}", Seconds(self.unsigned_abs()))]
+    }
+
+    fn from_words(words: &[&str]) -> Option<Self> {
+        let [word] = words else { return None };
+        match word.strip_prefix('-') {
+            Some(rest) => Some(-Self::try_from(parse_seconds(rest)?).ok()?),
+            None => Self::try_from(parse_seconds(word)?).ok(),
+        }
+    }
+}
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -54,12 +257,7 @@ impl fmt::Display for Settings {
         writeln!(f, "hubs {}", self.hubs)?;
         write!(f, "edges")?;
         for edge in &self.edges {
-            let access = match edge.access {
-                Access::Agent => "agent",
-                Access::Kubeconfig => "kubeconfig",
-                Access::Both => "both",
-            };
-            write!(f, " {}:{access}", edge.name)?;
+            write!(f, " {}:{}", edge.name, edge.access.to_words().concat())?;
         }
         write!(f, "\ntenants")?;
         for tenant in &self.tenants {
@@ -72,7 +270,7 @@ impl fmt::Display for Settings {
         writeln!(f, "\nself-cluster {self_cluster}")?;
         writeln!(f, "chaos {}", Seconds(self.chaos))?;
         writeln!(f, "quiet {}", Seconds(self.quiet))?;
-        writeln!(f, "chart {}", name_for(&CHARTS, self.chart))?;
+        writeln!(f, "chart {}", self.chart.to_words().concat())?;
         match &self.at_start {
             Some(action) => writeln!(f, "at-start {action}"),
             None => Ok(()),
@@ -82,166 +280,7 @@ impl fmt::Display for Settings {
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tenant {
-                cluster,
-                tenant,
-                action,
-            } => write!(f, "tenant {cluster}/{tenant} {action}"),
-            Self::Member { member, action } => write!(f, "member {member} {action}"),
-            Self::Deployment { name, action } => write!(f, "deployment {name} {action}"),
-            Self::ChartVersion { version } => write!(f, "chart-version {version}"),
-            Self::Values { number } => write!(f, "values {number}"),
-            Self::RotateCa => f.write_str("rotate-ca"),
-            Self::PassDays { days } => write!(f, "pass-days {days}"),
-            Self::DeleteCrd { cluster } => write!(f, "delete-crd {cluster}"),
-            Self::DeleteHomeCrd { resource } => write!(f, "delete-home-crd {resource}"),
-            Self::DeleteAnchor { cluster } => write!(f, "delete-anchor {cluster}"),
-            Self::Crash { host, restart } => {
-                write!(f, "crash {host} restart {}", Seconds(*restart))
-            }
-            Self::AtRequest { host, nth, fault } => match fault {
-                RequestFault::Crash { restart } => {
-                    let restart = Seconds(*restart);
-                    write!(f, "crash {host} at-request {nth} restart {restart}")
-                }
-                RequestFault::Fail => write!(f, "fail {host} at-request {nth}"),
-                RequestFault::LoseResponse => write!(f, "lose-answer {host} at-request {nth}"),
-            },
-            Self::Stop { host, length } => write!(f, "stop {host} for {}", Seconds(*length)),
-            Self::Freeze { host, length } => write!(f, "freeze {host} for {}", Seconds(*length)),
-            Self::Suspend { host, length } => write!(f, "suspend {host} for {}", Seconds(*length)),
-            Self::CopyAgent { edge, length } => {
-                write!(f, "copy-agent {edge} for {}", Seconds(*length))
-            }
-            Self::HostileAgent { edge, length } => {
-                write!(f, "hostile-agent {edge} for {}", Seconds(*length))
-            }
-            Self::Skew { host, by } => write!(f, "skew {host} by {}", SignedSeconds(*by)),
-            Self::Link {
-                from,
-                to,
-                bidirectional,
-                fault,
-                length,
-            } => {
-                let arrow = if *bidirectional { "<->" } else { "->" };
-                let length = Seconds(*length);
-                write!(f, "link {from} {arrow} {to} {fault} for {length}")
-            }
-            Self::HalfOpen { from, to } => write!(f, "half-open {from} -> {to}"),
-            Self::Server {
-                cluster,
-                fault,
-                scope,
-                length,
-            } => {
-                let fault = name_for(&SERVER_FAULTS, *fault);
-                let length = Seconds(*length);
-                write!(f, "server {cluster} {fault}{scope} for {length}")
-            }
-            Self::EndWatches { cluster } => write!(f, "end-watches {cluster}"),
-            Self::Compact { cluster } => write!(f, "compact {cluster}"),
-            Self::Restore { cluster, after } => {
-                write!(f, "restore {cluster} after {}", Seconds(*after))
-            }
-            Self::ServerClock {
-                cluster,
-                by,
-                length,
-            } => {
-                let (by, length) = (SignedSeconds(*by), Seconds(*length));
-                write!(f, "server-clock {cluster} by {by} for {length}")
-            }
-        }
-    }
-}
-
-impl fmt::Display for TenantAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Create { placed_on: None } => f.write_str("create"),
-            Self::Create {
-                placed_on: Some(member),
-            } => write!(f, "create on {member}"),
-            Self::Edit { number } => write!(f, "edit {number}"),
-            Self::Delete => f.write_str("delete"),
-            Self::Orphan => f.write_str("orphan"),
-            Self::Relabel { number } => write!(f, "relabel {number}"),
-            Self::Pause => f.write_str("pause"),
-            Self::Resume => f.write_str("resume"),
-            Self::Retry { number } => write!(f, "retry {number}"),
-            Self::AddForeign => f.write_str("add-foreign"),
-            Self::RemoveForeign => f.write_str("remove-foreign"),
-            Self::DeleteRelease => f.write_str("delete-release"),
-            Self::DamageRelease => f.write_str("damage-release"),
-            Self::ForgeRelease => f.write_str("forge-release"),
-            Self::DeleteNamespace => f.write_str("delete-namespace"),
-            Self::DeleteObject => f.write_str("delete-object"),
-            Self::AddOccupant => f.write_str("add-occupant"),
-            Self::SetClusterRef { member } => write!(f, "name {member}"),
-            Self::Rewrite { member } => write!(f, "rewrite naming {member}"),
-            Self::Adopt => f.write_str("adopt"),
-        }
-    }
-}
-
-impl fmt::Display for MemberAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pause => f.write_str("pause"),
-            Self::Resume => f.write_str("resume"),
-            Self::Ban => f.write_str("ban"),
-            Self::Unban => f.write_str("unban"),
-            Self::Delete { uninstall: true } => f.write_str("delete uninstall"),
-            Self::Delete { uninstall: false } => f.write_str("delete retain"),
-            Self::Policy { uninstall: true } => f.write_str("policy uninstall"),
-            Self::Policy { uninstall: false } => f.write_str("policy retain"),
-            Self::Orphan => f.write_str("orphan"),
-            Self::Allow { namespace: None } => f.write_str("allow-all"),
-            Self::Allow {
-                namespace: Some(namespace),
-            } => write!(f, "allow {namespace}"),
-            Self::Rebuild => f.write_str("rebuild"),
-            Self::Replace => f.write_str("replace"),
-            Self::Rejoin => f.write_str("rejoin"),
-            Self::AddTwin { length } => write!(f, "add-twin for {}", Seconds(*length)),
-            Self::AddElsewhere { length } => {
-                write!(f, "add-elsewhere for {}", Seconds(*length))
-            }
-            Self::DamageKubeconfig { length } => {
-                write!(f, "damage-kubeconfig for {}", Seconds(*length))
-            }
-            Self::DeleteKubeconfig { length } => {
-                write!(f, "delete-kubeconfig for {}", Seconds(*length))
-            }
-            Self::RelabelKubeconfig { length } => {
-                write!(f, "relabel-kubeconfig for {}", Seconds(*length))
-            }
-        }
-    }
-}
-
-impl fmt::Display for DeploymentAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Create { region } => write!(f, "create in {region}"),
-            Self::Edit { number } => write!(f, "edit {number}"),
-            Self::Move { region } => write!(f, "move to {region}"),
-            Self::Delete => f.write_str("delete"),
-            Self::Orphan => f.write_str("orphan"),
-        }
-    }
-}
-
-impl fmt::Display for LinkFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cut => f.write_str("cut"),
-            Self::Refuse => f.write_str("refuse"),
-            Self::Delay(by) => write!(f, "delay {}", Seconds(*by)),
-            Self::Loss(per_thousand) => write!(f, "loss {per_thousand}"),
-        }
+        f.write_str(&self.to_words().join(" ").replace(" / ", "/"))
     }
 }
 
@@ -270,7 +309,7 @@ impl FromStr for Plan {
                 [] | ["#", ..] => Some(()),
                 ["seed", seed] => seed.parse().ok().map(|seed| plan.seed = seed),
                 [at, rest @ ..] if at.starts_with(|c: char| c.is_ascii_digit()) => {
-                    let step = parse_seconds(at).zip(parse_action(rest));
+                    let step = parse_seconds(at).zip(rest.join(" ").parse::<Action>().ok());
                     step.map(|(at, action)| plan.steps.push(PlanStep { at, action }))
                 }
                 words => parse_setting(&mut plan.settings, words),
@@ -285,8 +324,10 @@ impl FromStr for Action {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let words: Vec<&str> = text.split_whitespace().collect();
-        parse_action(&words).ok_or_else(|| ParseError(text.to_owned()))
+        // A cluster and its Tenant are two words.
+        let spaced = text.replace('/', " / ");
+        let words: Vec<&str> = spaced.split_whitespace().collect();
+        Self::from_words(&words).ok_or_else(|| ParseError(text.to_owned()))
     }
 }
 
@@ -306,10 +347,10 @@ fn parse_setting(settings: &mut Settings, words: &[&str]) -> Option<()> {
                 .collect::<Option<_>>()?;
         }
         ["self-cluster", value @ ("yes" | "no")] => settings.self_cluster = *value == "yes",
-        ["at-start", rest @ ..] => settings.at_start = Some(parse_action(rest)?),
+        ["at-start", rest @ ..] => settings.at_start = Some(rest.join(" ").parse::<Action>().ok()?),
         ["chaos", length] => settings.chaos = parse_seconds(length)?,
         ["quiet", length] => settings.quiet = parse_seconds(length)?,
-        ["chart", chart] => settings.chart = value_for(&CHARTS, chart)?,
+        ["chart", chart] => settings.chart = Chart::from_words(&[*chart])?,
         _ => return None,
     }
     Some(())
@@ -317,15 +358,9 @@ fn parse_setting(settings: &mut Settings, words: &[&str]) -> Option<()> {
 
 fn parse_edge(text: &str) -> Option<Edge> {
     let (name, access) = text.split_once(':')?;
-    let access = match access {
-        "agent" => Access::Agent,
-        "kubeconfig" => Access::Kubeconfig,
-        "both" => Access::Both,
-        _ => return None,
-    };
     Some(Edge {
         name: name.to_owned(),
-        access,
+        access: Access::from_words(&[access])?,
     })
 }
 
@@ -342,264 +377,6 @@ fn parse_tenant(text: &str) -> Option<PlannedTenant> {
     })
 }
 
-fn parse_action(words: &[&str]) -> Option<Action> {
-    let owned = |name: &&str| (*name).to_owned();
-    Some(match words {
-        ["tenant", key, rest @ ..] => {
-            let (cluster, tenant) = key.split_once('/')?;
-            Action::Tenant {
-                cluster: cluster.to_owned(),
-                tenant: tenant.to_owned(),
-                action: parse_tenant_action(rest)?,
-            }
-        }
-        ["member", member, rest @ ..] => Action::Member {
-            member: owned(member),
-            action: parse_member_action(rest)?,
-        },
-        ["deployment", name, rest @ ..] => Action::Deployment {
-            name: owned(name),
-            action: parse_deployment_action(rest)?,
-        },
-        ["chart-version", version] => Action::ChartVersion {
-            version: version.parse().ok()?,
-        },
-        ["values", number] => Action::Values {
-            number: number.parse().ok()?,
-        },
-        ["rotate-ca"] => Action::RotateCa,
-        ["pass-days", days] => Action::PassDays {
-            days: days.parse().ok()?,
-        },
-        ["delete-crd", cluster] => Action::DeleteCrd {
-            cluster: owned(cluster),
-        },
-        ["delete-home-crd", resource] => Action::DeleteHomeCrd {
-            resource: owned(resource),
-        },
-        ["delete-anchor", cluster] => Action::DeleteAnchor {
-            cluster: owned(cluster),
-        },
-        ["link", ..] => parse_link_fault(words)?,
-        ["half-open", from, "->", to] => Action::HalfOpen {
-            from: owned(from),
-            to: owned(to),
-        },
-        [
-            "server" | "end-watches" | "compact" | "restore" | "server-clock",
-            ..,
-        ] => parse_server_action(words)?,
-        _ => parse_host_action(words)?,
-    })
-}
-
-fn parse_tenant_action(words: &[&str]) -> Option<TenantAction> {
-    Some(match words {
-        ["create"] => TenantAction::Create { placed_on: None },
-        ["create", "on", member] => TenantAction::Create {
-            placed_on: Some((*member).to_owned()),
-        },
-        ["edit", number] => TenantAction::Edit {
-            number: number.parse().ok()?,
-        },
-        ["delete"] => TenantAction::Delete,
-        ["orphan"] => TenantAction::Orphan,
-        ["relabel", number] => TenantAction::Relabel {
-            number: number.parse().ok()?,
-        },
-        ["pause"] => TenantAction::Pause,
-        ["resume"] => TenantAction::Resume,
-        ["retry", number] => TenantAction::Retry {
-            number: number.parse().ok()?,
-        },
-        ["add-foreign"] => TenantAction::AddForeign,
-        ["remove-foreign"] => TenantAction::RemoveForeign,
-        ["delete-release"] => TenantAction::DeleteRelease,
-        ["damage-release"] => TenantAction::DamageRelease,
-        ["forge-release"] => TenantAction::ForgeRelease,
-        ["delete-namespace"] => TenantAction::DeleteNamespace,
-        ["delete-object"] => TenantAction::DeleteObject,
-        ["add-occupant"] => TenantAction::AddOccupant,
-        ["name", member] => TenantAction::SetClusterRef {
-            member: (*member).to_owned(),
-        },
-        ["rewrite", "naming", member] => TenantAction::Rewrite {
-            member: (*member).to_owned(),
-        },
-        ["adopt"] => TenantAction::Adopt,
-        _ => return None,
-    })
-}
-
-fn parse_member_action(words: &[&str]) -> Option<MemberAction> {
-    Some(match words {
-        ["pause"] => MemberAction::Pause,
-        ["resume"] => MemberAction::Resume,
-        ["ban"] => MemberAction::Ban,
-        ["unban"] => MemberAction::Unban,
-        ["delete", policy @ ("uninstall" | "retain")] => MemberAction::Delete {
-            uninstall: *policy == "uninstall",
-        },
-        ["policy", policy @ ("uninstall" | "retain")] => MemberAction::Policy {
-            uninstall: *policy == "uninstall",
-        },
-        ["orphan"] => MemberAction::Orphan,
-        ["allow-all"] => MemberAction::Allow { namespace: None },
-        ["allow", namespace] => MemberAction::Allow {
-            namespace: Some((*namespace).to_owned()),
-        },
-        ["rebuild"] => MemberAction::Rebuild,
-        ["replace"] => MemberAction::Replace,
-        ["rejoin"] => MemberAction::Rejoin,
-        ["add-twin", "for", length] => MemberAction::AddTwin {
-            length: parse_seconds(length)?,
-        },
-        ["add-elsewhere", "for", length] => MemberAction::AddElsewhere {
-            length: parse_seconds(length)?,
-        },
-        ["damage-kubeconfig", "for", length] => MemberAction::DamageKubeconfig {
-            length: parse_seconds(length)?,
-        },
-        ["delete-kubeconfig", "for", length] => MemberAction::DeleteKubeconfig {
-            length: parse_seconds(length)?,
-        },
-        ["relabel-kubeconfig", "for", length] => MemberAction::RelabelKubeconfig {
-            length: parse_seconds(length)?,
-        },
-        _ => return None,
-    })
-}
-
-fn parse_deployment_action(words: &[&str]) -> Option<DeploymentAction> {
-    Some(match words {
-        ["create", "in", region] => DeploymentAction::Create {
-            region: (*region).to_owned(),
-        },
-        ["edit", number] => DeploymentAction::Edit {
-            number: number.parse().ok()?,
-        },
-        ["move", "to", region] => DeploymentAction::Move {
-            region: (*region).to_owned(),
-        },
-        ["delete"] => DeploymentAction::Delete,
-        ["orphan"] => DeploymentAction::Orphan,
-        _ => return None,
-    })
-}
-
-fn parse_host_action(words: &[&str]) -> Option<Action> {
-    Some(match words {
-        ["crash", host, "restart", restart] => Action::Crash {
-            host: (*host).to_owned(),
-            restart: parse_seconds(restart)?,
-        },
-        [verb, host, "at-request", nth, rest @ ..] => Action::AtRequest {
-            host: (*host).to_owned(),
-            nth: nth.parse().ok()?,
-            fault: match (*verb, rest) {
-                ("crash", ["restart", restart]) => RequestFault::Crash {
-                    restart: parse_seconds(restart)?,
-                },
-                ("fail", []) => RequestFault::Fail,
-                ("lose-answer", []) => RequestFault::LoseResponse,
-                _ => return None,
-            },
-        },
-        ["stop", host, "for", length] => Action::Stop {
-            host: (*host).to_owned(),
-            length: parse_seconds(length)?,
-        },
-        ["freeze", host, "for", length] => Action::Freeze {
-            host: (*host).to_owned(),
-            length: parse_seconds(length)?,
-        },
-        ["suspend", host, "for", length] => Action::Suspend {
-            host: (*host).to_owned(),
-            length: parse_seconds(length)?,
-        },
-        ["copy-agent", edge, "for", length] => Action::CopyAgent {
-            edge: (*edge).to_owned(),
-            length: parse_seconds(length)?,
-        },
-        ["hostile-agent", edge, "for", length] => Action::HostileAgent {
-            edge: (*edge).to_owned(),
-            length: parse_seconds(length)?,
-        },
-        ["skew", host, "by", by] => Action::Skew {
-            host: (*host).to_owned(),
-            by: parse_signed_seconds(by)?,
-        },
-        _ => return None,
-    })
-}
-
-fn parse_link_fault(words: &[&str]) -> Option<Action> {
-    let [
-        "link",
-        from,
-        arrow @ ("->" | "<->"),
-        to,
-        fault @ ..,
-        "for",
-        length,
-    ] = words
-    else {
-        return None;
-    };
-    let fault = match fault {
-        ["cut"] => LinkFault::Cut,
-        ["refuse"] => LinkFault::Refuse,
-        ["delay", by] => LinkFault::Delay(parse_seconds(by)?),
-        ["loss", per_thousand] => LinkFault::Loss(per_thousand.parse().ok()?),
-        _ => return None,
-    };
-    Some(Action::Link {
-        from: (*from).to_owned(),
-        to: (*to).to_owned(),
-        bidirectional: *arrow == "<->",
-        fault,
-        length: parse_seconds(length)?,
-    })
-}
-
-fn parse_server_action(words: &[&str]) -> Option<Action> {
-    let owned = |name: &&str| (*name).to_owned();
-    Some(match words {
-        ["server", cluster, fault, scope @ .., "for", length] => Action::Server {
-            cluster: owned(cluster),
-            fault: value_for(&SERVER_FAULTS, fault)?,
-            scope: Scope::parse(scope)?,
-            length: parse_seconds(length)?,
-        },
-        ["end-watches", cluster] => Action::EndWatches {
-            cluster: owned(cluster),
-        },
-        ["compact", cluster] => Action::Compact {
-            cluster: owned(cluster),
-        },
-        ["restore", cluster, "after", after] => Action::Restore {
-            cluster: owned(cluster),
-            after: parse_seconds(after)?,
-        },
-        ["server-clock", cluster, "by", by, "for", length] => Action::ServerClock {
-            cluster: owned(cluster),
-            by: parse_signed_seconds(by)?,
-            length: parse_seconds(length)?,
-        },
-        _ => return None,
-    })
-}
-
-fn name_for<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
-    let entry = names.iter().find(|(_, each)| *each == value);
-    entry.map_or("", |(name, _)| name)
-}
-
-fn value_for<T: Copy>(names: &[(&'static str, T)], name: &str) -> Option<T> {
-    let entry = names.iter().find(|(each, _)| *each == name);
-    entry.map(|(_, value)| *value)
-}
-
 /// Milliseconds, shown as seconds.
 struct Seconds(Millis);
 
@@ -609,15 +386,6 @@ impl fmt::Display for Seconds {
             FOREVER => f.write_str("ever"),
             millis => write!(f, "{}.{:03}", millis / 1000, millis % 1000),
         }
-    }
-}
-
-struct SignedSeconds(i64);
-
-impl fmt::Display for SignedSeconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sign = if self.0 < 0 { "-" } else { "" };
-        write!(f, "{sign}{}", Seconds(self.0.unsigned_abs()))
     }
 }
 
@@ -632,11 +400,4 @@ fn parse_seconds(text: &str) -> Option<Millis> {
     }
     let whole: Millis = whole.parse().ok()?;
     whole.checked_mul(1000)?.checked_add(fraction.parse().ok()?)
-}
-
-fn parse_signed_seconds(text: &str) -> Option<i64> {
-    match text.strip_prefix('-') {
-        Some(rest) => Some(-i64::try_from(parse_seconds(rest)?).ok()?),
-        None => i64::try_from(parse_seconds(text)?).ok(),
-    }
 }
