@@ -175,7 +175,7 @@ fn role(host: &str) -> &str {
 }
 
 /// The text of an action without its targets and numbers.
-fn action_kind(action: &Action) -> String {
+pub(crate) fn action_kind(action: &Action) -> String {
     let text = action.to_string();
     let words: Vec<&str> = text.split_whitespace().collect();
     match words.as_slice() {

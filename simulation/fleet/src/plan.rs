@@ -580,16 +580,3 @@ impl Action {
 fn is_host(name: &str) -> bool {
     name.starts_with("hub-") || name.starts_with("agent-")
 }
-
-impl MemberAction {
-    fn length(&self) -> Option<Millis> {
-        match self {
-            Self::AddTwin { length }
-            | Self::AddElsewhere { length }
-            | Self::DamageKubeconfig { length }
-            | Self::DeleteKubeconfig { length }
-            | Self::RelabelKubeconfig { length } => Some(*length),
-            _ => None,
-        }
-    }
-}

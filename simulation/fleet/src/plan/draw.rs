@@ -46,8 +46,19 @@ const HOSTILE_PLANS: u32 = 20;
 /// Shortest and longest time of that. The shortest chaos has room for the shortest time.
 const HOSTILE_LENGTHS: [Millis; 2] = [1_000, 90_000];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StepKind {
+/// Defines the kinds of steps, and their list.
+macro_rules! step_kinds {
+    ($($kind:ident,)+) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        enum StepKind {
+            $($kind,)+
+        }
+
+        const STEP_KINDS: &[StepKind] = &[$(StepKind::$kind,)+];
+    };
+}
+
+step_kinds! {
     TenantLifecycle,
     TenantEdit,
     TenantPause,
@@ -81,47 +92,14 @@ enum StepKind {
     ServerClock,
 }
 
-const STEP_KINDS: [StepKind; 31] = [
-    StepKind::TenantLifecycle,
-    StepKind::TenantEdit,
-    StepKind::TenantPause,
-    StepKind::ForeignFields,
-    StepKind::ReleaseDamage,
-    StepKind::CrdDeletion,
-    StepKind::AnchorDeletion,
-    StepKind::Kubeconfig,
-    StepKind::Member,
-    StepKind::Deployment,
-    StepKind::ChartVersion,
-    StepKind::Values,
-    StepKind::Crash,
-    StepKind::Stop,
-    StepKind::AtRequest,
-    StepKind::Freeze,
-    StepKind::Suspend,
-    StepKind::Skew,
-    StepKind::LinkCut,
-    StepKind::SlowLink,
-    StepKind::HalfOpen,
-    StepKind::PassDays,
-    StepKind::Certificates,
-    StepKind::AgentCopy,
-    StepKind::Twin,
-    StepKind::Outage,
-    StepKind::BadResponses,
-    StepKind::FailingJobs,
-    StepKind::Watches,
-    StepKind::Restore,
-    StepKind::ServerClock,
-];
-
 /// Returns the plan of a seed.
 pub(super) fn plan(seed: u64, size: &PlanSize) -> Plan {
     // The conductor seeds its own generators with other values.
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x706c_616e);
     let settings = draw_settings(&mut rng, size);
     let mut kinds: Vec<StepKind> = STEP_KINDS
-        .into_iter()
+        .iter()
+        .copied()
         .filter(|_| rng.random_range(0..10) < 4)
         .collect();
     if kinds.is_empty() {
@@ -341,7 +319,7 @@ fn exclusive_target(action: &Action) -> Option<String> {
         | Action::Restore { cluster, .. }
         | Action::ServerClock { cluster, .. } => format!("server {cluster}"),
         Action::CopyAgent { edge, .. } => format!("copy {edge}"),
-        Action::Member { member, action } => {
+        Action::Member { member, .. } => {
             action.length()?;
             format!("kubeconfig {member}")
         }

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
+use crate::coverage::action_kind;
 
 proptest! {
     #[test]
@@ -58,24 +59,7 @@ proptest! {
 fn every_kind_of_step_is_drawn() {
     let plans: Vec<Plan> = (0..400).map(Plan::new).collect();
     let steps = plans.iter().flat_map(|plan| &plan.steps);
-    let verbs: BTreeSet<String> = steps
-        .map(|step| {
-            let text = step.action.to_string();
-            let words: Vec<&str> = text.split_whitespace().collect();
-            match words.as_slice() {
-                ["tenant" | "member" | "deployment", _, action, ..] => {
-                    format!("{} {action}", words[0])
-                }
-                ["link", _, _, _, action, ..] | ["server", _, action, ..] => {
-                    format!("{} {action}", words[0])
-                }
-                [verb @ ("crash" | "fail" | "lose-answer"), _, action, ..] => {
-                    format!("{verb} {action}")
-                }
-                _ => words[0].to_owned(),
-            }
-        })
-        .collect();
+    let verbs: BTreeSet<String> = steps.map(|step| action_kind(&step.action)).collect();
     assert_eq!(verbs.len(), 70, "{verbs:#?}");
 }
 
