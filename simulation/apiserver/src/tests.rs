@@ -1,210 +1,162 @@
-//! Tests of the whole server through requests.
+//! Tests with kube's client and watcher. The conformance table has the answers to single requests.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::Request;
+use futures::{Stream, StreamExt as _, pin_mut};
+use http::{Request, Response};
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
+use kube::client::{Body, Client};
+use kube::runtime::watcher::{self, Event, watcher};
+use serde_json::json;
 
-use crate::server::{Answer, ApiServer, Options, WatchId};
+use crate::server::{Answer, ApiServer, Options};
 
-mod kube_client;
-
-struct Fixture {
+struct ClockedServer {
     server: ApiServer,
     now: Timestamp,
 }
 
-impl Fixture {
-    fn new() -> Self {
-        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let options = Options {
-            name: "test".to_owned(),
-            version: "v1.33.5".to_owned(),
-            crd_delay: Duration::from_millis(300),
-            controller_delay: Duration::from_millis(100),
-        };
-        let server = ApiServer::new(options, now);
-        Self { server, now }
-    }
+type Shared = Arc<Mutex<ClockedServer>>;
 
-    fn advance(&mut self, seconds: u64) {
-        self.now += Duration::from_secs(seconds);
-        self.server.advance(self.now);
-    }
-
-    fn request(
-        &self,
-        call: &str,
-        content_type: &str,
-        accept: &str,
-        body: &Value,
-    ) -> Request<Bytes> {
-        let (method, path) = call.split_once(' ').unwrap();
-        let body = match body {
-            Value::Null => Bytes::new(),
-            body => body.to_string().into(),
-        };
-        let request = Request::builder().method(method).uri(path);
-        let request = request
-            .header("content-type", content_type)
-            .header("accept", accept);
-        request.header("user-agent", "tester/1").body(body).unwrap()
-    }
-
-    fn send(&mut self, request: &Request<Bytes>) -> (u16, Value) {
-        match self.server.handle(self.now, request) {
-            Answer::Complete(response) => {
-                let body = serde_json::from_slice(response.body()).unwrap_or_else(|_| {
-                    String::from_utf8_lossy(response.body()).into_owned().into()
-                });
-                (response.status().as_u16(), body)
-            }
-            Answer::Watch(..) => panic!("a watch"),
-        }
-    }
-
-    fn call(&mut self, call: &str, body: Value) -> (u16, Value) {
-        let content_type = match call.starts_with("PATCH") {
-            true => "application/merge-patch+json",
-            false => "application/json",
-        };
-        let request = self.request(call, content_type, "application/json", &body);
-        self.send(&request)
-    }
-
-    fn ok(&mut self, call: &str, body: Value) -> Value {
-        let (code, body) = self.call(call, body);
-        assert!(code < 300, "{call}: {code} {body}");
-        body
-    }
-
-    fn watch(&mut self, path: &str) -> WatchId {
-        let request = self.request(&format!("GET {path}"), "", "", &Value::Null);
-        match self.server.handle(self.now, &request) {
-            Answer::Watch(_, id) => id,
-            Answer::Complete(response) => panic!("{response:?}"),
-        }
-    }
-
-    fn events(&mut self, id: WatchId) -> Vec<(String, String)> {
-        let events = self.server.take_events(id);
-        let events = events.lines.iter().map(|line| {
-            let event: Value = serde_json::from_slice(line).unwrap();
-            let name = event["object"]["metadata"]["name"].as_str();
-            let kind = event["type"].as_str().unwrap().to_owned();
-            (kind, name.unwrap_or_default().to_owned())
-        });
-        events.collect()
-    }
-}
-
-fn config_map(name: &str, value: &str) -> Value {
-    json!({"metadata": {"name": name, "labels": {"app": value}}, "data": {"key": value}})
-}
-
-const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-
-#[test]
-fn objects_are_created_read_replaced_and_deleted() {
-    let mut fixture = Fixture::new();
-    let created = fixture.ok(&format!("POST {MAPS}"), config_map("a", "1"));
-    assert_eq!(created["kind"], "ConfigMap");
-    let path = format!("{MAPS}/a");
-    assert_eq!(fixture.ok(&format!("GET {path}"), Value::Null), created);
-    let (code, body) = fixture.call(&format!("POST {MAPS}"), config_map("a", "1"));
-    assert_eq!((code, &body["reason"]), (409, &json!("AlreadyExists")));
-    let mut next = created.clone();
-    next["data"]["key"] = "2".into();
-    let replaced = fixture.ok(&format!("PUT {path}"), next.clone());
-    assert_eq!(replaced["metadata"]["uid"], created["metadata"]["uid"]);
-    let (code, body) = fixture.call(&format!("PUT {path}"), next);
-    assert_eq!((code, &body["reason"]), (409, &json!("Conflict")));
-    let same = fixture.ok(&format!("PATCH {path}"), json!({"data": {"key": "2"}}));
-    assert_eq!(same, replaced);
-    let patched = fixture.ok(
-        &format!("PATCH {path}"),
-        json!({"metadata": {"finalizers": ["a/b"]}}),
-    );
-    assert_ne!(
-        patched["metadata"]["resourceVersion"],
-        same["metadata"]["resourceVersion"]
-    );
-    let deleting = fixture.ok(&format!("DELETE {path}"), Value::Null);
-    assert_eq!(deleting["metadata"]["deletionGracePeriodSeconds"], 0);
-    fixture.ok(
-        &format!("PATCH {path}"),
-        json!({"metadata": {"finalizers": null}}),
-    );
-    let (code, body) = fixture.call(&format!("GET {path}"), Value::Null);
-    assert_eq!(
-        (code, &body["message"]),
-        (404, &json!("configmaps \"a\" not found"))
-    );
-}
-
-#[test]
-fn watches_report_changes_in_order() {
-    let mut fixture = Fixture::new();
-    fixture.ok(&format!("POST {MAPS}"), config_map("a", "1"));
-    let all_events = fixture.watch("/api/v1/configmaps?watch=true&allowWatchBookmarks=true");
-    let labelled_events = fixture.watch(&format!("{MAPS}?watch=1&labelSelector=app%3D1"));
-    fixture.ok(
-        &format!("PATCH {MAPS}/a"),
-        json!({"metadata": {"labels": {"app": "2"}}}),
-    );
-    fixture.ok(&format!("DELETE {MAPS}/a"), Value::Null);
-    let event = |kind: &str| (kind.to_owned(), "a".to_owned());
-    let expected = [event("ADDED"), event("MODIFIED"), event("DELETED")];
-    let mut events = fixture.events(all_events);
-    events.retain(|(kind, _)| kind != "BOOKMARK");
-    assert_eq!(events, expected);
-    assert_eq!(
-        fixture.events(labelled_events),
-        [event("ADDED"), event("DELETED")]
-    );
-    fixture.advance(61);
-    assert!(
-        fixture
-            .events(all_events)
-            .iter()
-            .any(|(kind, _)| kind == "BOOKMARK")
-    );
-    fixture.server.compact();
-    let old = fixture.watch("/api/v1/configmaps?watch=true&resourceVersion=1");
-    assert_eq!(fixture.events(old), [("ERROR".to_owned(), String::new())]);
-}
-
-#[test]
-fn lists_have_pages_of_one_revision() {
-    let mut fixture = Fixture::new();
-    for name in ["a", "b", "c"] {
-        fixture.ok(&format!("POST {MAPS}"), config_map(name, "1"));
-    }
-    let names = |list: &Value| -> Vec<String> {
-        let items = list["items"].as_array().unwrap().iter();
-        items
-            .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
-            .collect()
+fn shared() -> Shared {
+    let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+    let options = Options {
+        name: "test".to_owned(),
+        version: "v1.33.5".to_owned(),
+        crd_delay: Duration::from_millis(300),
+        controller_delay: Duration::from_millis(100),
     };
-    let first = fixture.ok(&format!("GET {MAPS}?limit=2"), Value::Null);
-    assert_eq!(names(&first), ["a", "b"]);
-    assert_eq!(first["metadata"]["remainingItemCount"], 1);
-    fixture.ok(&format!("DELETE {MAPS}/c"), Value::Null);
-    let token = first["metadata"]["continue"].as_str().unwrap();
-    let rest = format!("GET {MAPS}?limit=2&continue={token}");
-    let second = fixture.ok(&rest, Value::Null);
-    assert_eq!(names(&second), ["c"]);
-    assert_eq!(
-        second["metadata"]["resourceVersion"],
-        first["metadata"]["resourceVersion"]
+    let server = ApiServer::new(options, now);
+    Arc::new(Mutex::new(ClockedServer { server, now }))
+}
+
+/// Answers a request. A watch ends after its next events.
+async fn respond(shared: Shared, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
+    let (head, body) = request.into_parts();
+    let request = Request::from_parts(head, body.collect_bytes().await?);
+    let response = {
+        let mut clocked = shared.lock().unwrap();
+        let now = clocked.now;
+        clocked.server.handle(now, &request)
+    };
+    let (head, watch) = match response {
+        Answer::Complete(response) => {
+            return Ok(response.map(|bytes| Body::from(bytes.to_vec())));
+        }
+        Answer::Watch(head, watch) => (head, watch),
+    };
+    for _ in 0..3000 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut clocked = shared.lock().unwrap();
+        clocked.now += Duration::from_millis(100);
+        let now = clocked.now;
+        clocked.server.advance(now);
+        let events = clocked.server.take_events(watch);
+        if events.ended || !events.lines.is_empty() {
+            clocked.server.close_watch(watch);
+            let lines: Vec<u8> = events.lines.concat();
+            return Ok(head.map(|()| Body::from(lines)));
+        }
+    }
+    panic!("the watch has no events");
+}
+
+fn client(shared: &Shared) -> Client {
+    let shared = shared.clone();
+    let service = tower::service_fn(move |request| respond(shared.clone(), request));
+    Client::new(service, "default")
+}
+
+async fn create(config_maps: &Api<ConfigMap>, name: &str) {
+    let config_map = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+    let params = PostParams::default();
+    config_maps.create(&params, &config_map).await.unwrap();
+}
+
+async fn next_event<K, S>(stream: &mut S) -> String
+where
+    S: Stream<Item = Result<Event<K>, watcher::Error>> + Unpin,
+    K: kube::Resource,
+{
+    loop {
+        let event = stream.next().await.unwrap().unwrap();
+        let (kind, object) = match event {
+            Event::Apply(object) => ("apply", object),
+            Event::InitApply(object) => ("init", object),
+            Event::Delete(object) => ("delete", object),
+            Event::Init => continue,
+            Event::InitDone => return "done".to_owned(),
+        };
+        return format!("{kind} {}", object.meta().name.clone().unwrap_or_default());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn kube_watcher_sees_every_change() {
+    let shared = shared();
+    let config_maps: Api<ConfigMap> = Api::namespaced(client(&shared), "default");
+    create(&config_maps, "a").await;
+    for streams in ["no", "yes"] {
+        let config = match streams {
+            "no" => watcher::Config::default(),
+            _ => watcher::Config::default().streaming_lists(),
+        };
+        let events = watcher(
+            config_maps.clone(),
+            config.fields("metadata.name!=kube-root-ca.crt"),
+        );
+        pin_mut!(events);
+        assert_eq!(next_event(&mut events).await, "init a");
+        assert_eq!(next_event(&mut events).await, "done");
+        create(&config_maps, "b").await;
+        assert_eq!(next_event(&mut events).await, "apply b");
+        let patch = Patch::Merge(json!({"data": {"streams": streams}}));
+        config_maps
+            .patch("a", &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+        assert_eq!(next_event(&mut events).await, "apply a");
+        shared.lock().unwrap().server.compact();
+        config_maps
+            .delete("b", &DeleteParams::default())
+            .await
+            .unwrap();
+        assert_eq!(next_event(&mut events).await, "delete b");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn compaction_ends_pages_and_watches() {
+    let shared = shared();
+    let config_maps: Api<ConfigMap> = Api::namespaced(client(&shared), "default");
+    for name in ["a", "b"] {
+        create(&config_maps, name).await;
+    }
+    let page = ListParams::default().limit(1);
+    let first = config_maps.list(&page).await.unwrap();
+    let rest = page.continue_token(&first.metadata.continue_.unwrap());
+    create(&config_maps, "c").await;
+    config_maps.list(&rest).await.unwrap();
+
+    shared.lock().unwrap().server.compact();
+
+    let expired = config_maps.list(&rest).await.unwrap_err();
+    let is_expired = |code: u16, reason: &str| (code, reason) == (410, "Expired");
+    assert!(
+        matches!(&expired, kube::Error::Api(status) if is_expired(status.code, &status.reason)),
+        "{expired:?}"
     );
-    fixture.server.compact();
-    let (code, body) = fixture.call(&rest, Value::Null);
-    assert_eq!((code, &body["reason"]), (410, &json!("Expired")));
-    assert_eq!(
-        names(&fixture.ok(&format!("GET {MAPS}"), Value::Null)),
-        ["a", "b"]
+    let params = WatchParams::default();
+    let events = config_maps.watch(&params, "1").await.unwrap();
+    pin_mut!(events);
+    let event = events.next().await.unwrap().unwrap();
+    assert!(
+        matches!(&event, WatchEvent::Error(status) if is_expired(status.code, &status.reason)),
+        "{event:?}"
     );
 }

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::*;
+use crate::patch::merge;
 
 #[derive(Deserialize)]
 struct RecordedFile {
@@ -116,30 +117,6 @@ fn time_at(second: i64) -> Timestamp {
     start + jiff::SignedDuration::from_secs(second)
 }
 
-/// Applies a JSON merge patch.
-fn merge_patch(target: &mut Value, patch: &Value) {
-    let Value::Object(patch_fields) = patch else {
-        *target = patch.clone();
-        return;
-    };
-    if !target.is_object() {
-        *target = json!({});
-    }
-    for (name, value) in patch_fields {
-        let fields = target.as_object_mut().unwrap();
-        match value {
-            Value::Null => {
-                fields.remove(name);
-            }
-            value => patch_field(fields, name, value),
-        }
-    }
-}
-
-fn patch_field(fields: &mut serde_json::Map<String, Value>, name: &str, value: &Value) {
-    merge_patch(fields.entry(name).or_insert(Value::Null), value);
-}
-
 fn execute(
     schema: &Schema,
     live: Option<&Value>,
@@ -157,7 +134,7 @@ fn execute(
         "apply" => return apply(schema, live, &step.body, &writer, step.force),
         "merge" => {
             let mut new = live.unwrap().clone();
-            merge_patch(&mut new, &step.body);
+            merge(&mut new, &step.body);
             new
         }
         _ => step.body.clone(),
@@ -353,7 +330,7 @@ fn writer(manager: &str, second: i64) -> Writer<'_> {
 
 fn new_thing(fields: &Value) -> Value {
     let mut thing = json!({"apiVersion": THING, "kind": "Thing", "metadata": {"name": "x"}});
-    merge_patch(&mut thing, fields);
+    merge(&mut thing, fields);
     thing
 }
 
