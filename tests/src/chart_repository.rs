@@ -1,4 +1,4 @@
-//! Runs a chart repository on loopback with real packages, request counters and switchable faults.
+//! Runs a chart repository on loopback with real packages and switchable faults.
 
 use std::{
     collections::BTreeMap,
@@ -155,14 +155,11 @@ pub enum Fault {
     Rubbish,
     /// The index contains 200 MiB of valid entries.
     HugeIndex,
-    /// Accepts every request and never responds.
-    Hang,
 }
 
 #[derive(Debug, Default)]
 struct RepositoryState {
     files: BTreeMap<String, Bytes>,
-    request_counts: BTreeMap<String, u64>,
     fault: Fault,
 }
 
@@ -173,7 +170,7 @@ pub struct ChartRepository {
     folder: TempDir,
     port: Port,
     state: Arc<Mutex<RepositoryState>>,
-    /// A separate runtime. Stopping it closes every connection, including hanging ones.
+    /// A separate runtime. Stopping it closes every connection.
     runtime: Mutex<Option<Runtime>>,
 }
 
@@ -188,8 +185,14 @@ impl ChartRepository {
             state: Arc::default(),
             runtime: Mutex::default(),
         };
-        fs::create_dir(repository.packages()).context("creating a folder for packages")?;
-        repository.add(charts).await?;
+        let packages = repository.folder.path().join("packages");
+        fs::create_dir(&packages).context("creating a folder for packages")?;
+        for chart in charts {
+            chart.package(&repository.helm(), &packages).await?;
+        }
+        let index = repository.helm().args(["repo", "index"]).arg(&packages);
+        index.output(HELM_DEADLINE).await?;
+        lock(&repository.state).files = read_files(&packages)?;
         repository.restart()?;
         Ok(repository)
     }
@@ -197,22 +200,6 @@ impl ChartRepository {
     /// `http://127.0.0.1:<port>`.
     pub fn url(&self) -> String {
         format!("http://{}", self.port.address())
-    }
-
-    /// Adds charts to the running repository.
-    pub async fn add(&self, charts: &[ChartSource]) -> Result<()> {
-        let packages = self.packages();
-        for chart in charts {
-            chart.package(&self.helm(), &packages).await?;
-        }
-        self.helm()
-            .args(["repo", "index"])
-            .arg(&packages)
-            .output(HELM_DEADLINE)
-            .await?;
-        let files = read_files(&packages)?;
-        lock(&self.state).files = files;
-        Ok(())
     }
 
     /// Returns the served files by name.
@@ -226,11 +213,6 @@ impl ChartRepository {
 
     pub fn set_fault(&self, fault: Fault) {
         lock(&self.state).fault = fault;
-    }
-
-    /// Returns the number of requests by path (`/index.yaml`, `/small-1.0.0.tgz`), including failed ones.
-    pub fn request_counts(&self) -> BTreeMap<String, u64> {
-        lock(&self.state).request_counts.clone()
     }
 
     /// Closes all connections. The port refuses new ones and stays reserved.
@@ -273,10 +255,6 @@ impl ChartRepository {
             .env("HELM_CONFIG_HOME", home.join("config"))
             .env("HELM_DATA_HOME", home.join("data"))
     }
-
-    fn packages(&self) -> PathBuf {
-        self.folder.path().join("packages")
-    }
 }
 
 impl Drop for ChartRepository {
@@ -290,8 +268,7 @@ impl Drop for ChartRepository {
 async fn respond(State(state): State<Arc<Mutex<RepositoryState>>>, uri: Uri) -> Response {
     let path = uri.path().to_owned();
     let (fault, file) = {
-        let mut state = lock(&state);
-        *state.request_counts.entry(path.clone()).or_default() += 1;
+        let state = lock(&state);
         (state.fault, state.files.get(&path).cloned())
     };
     match (fault, file) {
@@ -300,7 +277,6 @@ async fn respond(State(state): State<Arc<Mutex<RepositoryState>>>, uri: Uri) -> 
             .into_response(),
         (Fault::Rubbish, _) => Bytes::from_static(b"\x00<html>{{ not: [a chart\n").into_response(),
         (Fault::HugeIndex, _) if path == "/index.yaml" => huge_index().into_response(),
-        (Fault::Hang, _) => std::future::pending().await,
         // Like most web servers, ignores a range request and sends the complete file.
         (Fault::None | Fault::HugeIndex, Some(file)) => {
             let tag = format!("\"{}\"", sha256_hex(&file));

@@ -1,57 +1,24 @@
 //! Verifies the guarantees of the harness that other test suites depend on.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
-use anyhow::{Context, Result, bail};
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{ConfigMap, Secret},
-};
+use anyhow::{Result, bail};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use krypton_tests::{
-    AnsweringProxy, ChartRepository, ChartSource, Cluster, FalseResponse, Fault, Parts,
-    ResponseFault, ServiceAccountAccess, TestResult, Tools,
+    AnsweringProxy, Cluster, FalseResponse, Parts, ResponseFault, ServiceAccountAccess, TestResult,
+    Tools,
     answering_proxy::ALL_VERBS,
     eventually_within,
     process::{ChildProcess, Invocation},
 };
 use kube::{
-    Api, Client, Config, ResourceExt,
-    api::{ListParams, PostParams},
+    Api, Client, Config,
+    api::ListParams,
     config::{KubeConfigOptions, Kubeconfig},
 };
 use rustix::process::Signal;
-use tokio::time::Instant;
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-async fn start(name: &str, parts: Parts) -> Result<Cluster> {
-    let started = Instant::now();
-    let cluster = Cluster::start(name, parts).await?;
-    println!(
-        "cluster {name} ({parts:?}) started in {:.1} s",
-        started.elapsed().as_secs_f64()
-    );
-    Ok(cluster)
-}
-
-async fn create_config_map(client: Client, name: &str) -> Result<ConfigMap> {
-    let maps: Api<ConfigMap> = Api::namespaced(client, "default");
-    let mut map = ConfigMap::default();
-    map.metadata.name = Some(name.to_owned());
-    Ok(maps.create(&PostParams::default(), &map).await?)
-}
-
-/// Returns true if the API server accepts the kubeconfig's credentials.
-async fn can_read(kubeconfig: &str) -> Result<bool> {
-    let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    let maps: Api<ConfigMap> = Api::namespaced(Client::try_from(config)?, "kube-system");
-    match maps.list(&Default::default()).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 401 => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
 
 /// Returns processes whose command line contains `text`. Zombies have an empty command line, so they don't match.
 fn processes_with(text: &str) -> Vec<String> {
@@ -62,49 +29,22 @@ fn processes_with(text: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn restarted_control_plane_keeps_port_and_data() -> TestResult {
-    let cluster = start("restart", Parts::ControlPlane).await?;
-    let created = create_config_map(cluster.client(), "kept").await?;
-    let server = cluster.server();
-    let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "default");
-
-    cluster.stop_apiserver().await?;
-    let refused = maps.get("kept").await;
-    assert!(
-        matches!(
-            refused,
-            Err(kube::Error::Service(_) | kube::Error::HyperError(_))
-        ),
-        "{refused:?}"
-    );
-
-    let stopped = Instant::now();
-    cluster.start_apiserver().await?;
-    println!("apiserver back in {:.1} s", stopped.elapsed().as_secs_f64());
-    assert_eq!(cluster.server(), server);
-    assert_eq!(maps.get("kept").await?.uid(), created.uid());
-    assert!(
-        cluster.start_apiserver().await.is_err(),
-        "two apiservers on one port"
-    );
-    Ok(())
-}
-
-#[tokio::test]
 async fn rotated_token_is_rejected_and_next_one_accepted() -> TestResult {
-    let cluster = start("tokens", Parts::ControlPlane).await?;
+    let cluster = Cluster::start("tokens", Parts::ControlPlane).await?;
     let (first, second) = (
         cluster.kubeconfig_with_token(),
         cluster.kubeconfig_with_next_token(),
     );
-    assert!(can_read(&first).await? && can_read(&second).await?);
+    assert_eq!(response_code(&first).await?, 200);
+    assert_eq!(response_code(&second).await?, 200);
 
     cluster.rotate_token().await?;
 
-    assert!(!can_read(&first).await?);
-    assert!(can_read(&second).await?);
+    assert_eq!(response_code(&first).await?, 401);
+    assert_eq!(response_code(&second).await?, 200);
     assert_eq!(cluster.kubeconfig_with_token(), second);
-    assert!(can_read(&cluster.kubeconfig_with_next_token()).await?);
+    let next = cluster.kubeconfig_with_next_token();
+    assert_eq!(response_code(&next).await?, 200);
     Ok(())
 }
 
@@ -191,8 +131,8 @@ async fn read_through_proxy(kubeconfig: &Path) -> Result<[usize; 3]> {
 
 #[tokio::test]
 async fn proxy_returns_injected_answers_until_reset() -> TestResult {
-    let cluster = start("answers", Parts::ControlPlane).await?;
-    create_config_map(cluster.client(), "mine").await?;
+    let cluster = Cluster::start("answers", Parts::ControlPlane).await?;
+    cluster.kubectl(["create", "configmap", "mine"]).await?;
     let proxy = AnsweringProxy::start(&cluster).await?;
     let kubeconfig = proxy.kubeconfig();
     assert_eq!(read_through_proxy(&kubeconfig).await?, [1, 1, 1]);
@@ -222,30 +162,6 @@ async fn proxy_returns_injected_answers_until_reset() -> TestResult {
     }
     proxy.forward_all();
     assert_eq!(read_through_proxy(&kubeconfig).await?, [1, 1, 1]);
-    Ok(())
-}
-
-#[tokio::test]
-async fn requests_are_counted_by_verb_and_resource() -> TestResult {
-    let cluster = start("requests", Parts::ControlPlane).await?;
-    let count = |counts: &BTreeMap<(String, String), u64>, verb: &str| {
-        counts
-            .get(&(verb.to_owned(), "configmaps".to_owned()))
-            .copied()
-            .unwrap_or_default()
-    };
-    let before = cluster.requests().await?;
-    for name in ["one", "two", "three"] {
-        create_config_map(cluster.client(), name).await?;
-    }
-    cluster
-        .apply("{apiVersion: v1, kind: ConfigMap, metadata: {name: four}}")
-        .await?;
-    let after = cluster.requests().await?;
-
-    assert_eq!(count(&after, "POST") - count(&before, "POST"), 3);
-    assert_eq!(count(&after, "APPLY") - count(&before, "APPLY"), 1);
-    assert_eq!(count(&after, "DELETE"), count(&before, "DELETE"));
     Ok(())
 }
 
@@ -280,176 +196,6 @@ async fn nothing_is_left_of_a_dropped_cluster() -> TestResult {
     )
     .await?;
     assert!(!folder.exists());
-    Ok(())
-}
-
-#[tokio::test]
-async fn controllers_empty_and_remove_deleted_namespace() -> TestResult {
-    let cluster = start("controllers", Parts::WithControllers).await?;
-    cluster.kubectl(["create", "namespace", "gone"]).await?;
-    cluster
-        .kubectl(["create", "configmap", "inside", "--namespace=gone"])
-        .await?;
-
-    cluster
-        .kubectl(["delete", "namespace", "gone", "--timeout=60s"])
-        .await?;
-
-    let remaining = cluster
-        .kubectl(["get", "namespaces", "--output=name"])
-        .await?;
-    assert!(!remaining.contains("namespace/gone"), "{remaining}");
-    Ok(())
-}
-
-#[tokio::test]
-async fn helm_installs_repository_chart_and_deployment_becomes_available() -> TestResult {
-    let repository = ChartRepository::start(&[
-        ChartSource::small("1.0.0"),
-        ChartSource::small("1.1.0"),
-        ChartSource::small("1.0.0").name("renamed"),
-        ChartSource::external_dns("1.19.0")?,
-    ])
-    .await?;
-    let cluster = start("pods", Parts::WithPods).await?;
-    cluster
-        .helm(["repo", "add", "local", &repository.url()])
-        .await?;
-    let output = cluster
-        .helm(["search", "repo", "--versions", "--output=yaml"])
-        .await?;
-    for chart in ["local/small", "local/renamed", "local/external-dns"] {
-        assert!(output.contains(chart), "{chart} is not in {output}");
-    }
-
-    let started = Instant::now();
-    cluster
-        .helm(["install", "one", "local/small", "--version=1.0.0"])
-        .await?;
-    let deployments: Api<Deployment> = Api::namespaced(cluster.client(), "default");
-    eventually_within("the Deployment to be available", MINUTE, async || {
-        let status = deployments.get("one").await?.status.context("no status")?;
-        match status.available_replicas {
-            Some(1) => Ok(Some(())),
-            available => bail!("{} available", available.unwrap_or_default()),
-        }
-    })
-    .await?;
-    println!(
-        "small installed and available in {:.1} s",
-        started.elapsed().as_secs_f64()
-    );
-
-    let broken = [
-        "upgrade",
-        "one",
-        "local/small",
-        "--version=1.1.0",
-        "--set=broken=true",
-    ];
-    let refused = cluster
-        .helm(broken)
-        .await
-        .expect_err("a Deployment with -1 replicas");
-    assert!(
-        format!("{refused:#}").contains("spec.replicas"),
-        "{refused:#}"
-    );
-
-    cluster
-        .helm(["install", "two", "local/renamed", "--set=unready=true"])
-        .await?;
-    eventually_within(
-        "the pod of the unready release to fit no node",
-        MINUTE,
-        async || {
-            let pods = cluster
-                .kubectl([
-                    "get",
-                    "pods",
-                    "-l",
-                    "app.kubernetes.io/instance=two",
-                    "-o",
-                    "yaml",
-                ])
-                .await?;
-            Ok(pods.contains("reason: Unschedulable").then_some(()))
-        },
-    )
-    .await?;
-    assert_eq!(
-        repository.request_counts().get("/small-1.0.0.tgz"),
-        Some(&1)
-    );
-    assert_eq!(
-        repository.request_counts().get("/renamed-1.0.0.tgz"),
-        Some(&1)
-    );
-    Ok(())
-}
-
-#[tokio::test]
-async fn chart_repository_shows_injected_fault() -> TestResult {
-    krypton_tests::install_tls_provider();
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let client = reqwest::Client::builder().no_proxy().build()?;
-    let index = format!("{}/index.yaml", repository.url());
-    let get_index = async || client.get(&index).send().await;
-
-    let sound = get_index().await?.text().await?;
-    assert!(sound.contains("small-1.0.0.tgz"), "{sound}");
-
-    repository.set_fault(Fault::Down(503));
-    assert_eq!(get_index().await?.status(), 503);
-
-    repository.set_fault(Fault::Rubbish);
-    let rubbish = get_index().await?.error_for_status()?.text().await?;
-    assert!(!rubbish.contains("small"), "{rubbish}");
-
-    repository.set_fault(Fault::HugeIndex);
-    let mut huge = get_index().await?.error_for_status()?;
-    let mut bytes = 0;
-    while let Some(chunk) = huge.chunk().await? {
-        bytes += chunk.len();
-    }
-    assert!(bytes >= 200 << 20, "{bytes} bytes");
-
-    repository.set_fault(Fault::Hang);
-    let hanging = tokio::spawn(client.get(&index).send());
-    eventually_within("the hanging request to arrive", MINUTE, async || {
-        Ok((repository.request_counts().get("/index.yaml") == Some(&5)).then_some(()))
-    })
-    .await?;
-    assert!(!hanging.is_finished());
-    repository.stop().await?;
-    assert!(hanging.await?.is_err(), "stopping cuts a hanging request");
-    assert!(get_index().await.is_err_and(|error| error.is_connect()));
-
-    repository.set_fault(Fault::None);
-    repository.restart()?;
-    assert_eq!(get_index().await?.text().await?, sound);
-    Ok(())
-}
-
-#[tokio::test]
-async fn chart_can_be_added_while_repository_serves() -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    repository.add(&[ChartSource::small("1.1.0")]).await?;
-    let small = format!("{}/small-1.1.0.tgz", repository.url());
-    krypton_tests::install_tls_provider();
-    let client = reqwest::Client::builder().no_proxy().build()?;
-    let package = client
-        .get(small)
-        .send()
-        .await?
-        .error_for_status()?
-        .bytes()
-        .await?;
-    assert_eq!(
-        package.get(..2),
-        Some([0x1f, 0x8b].as_slice()),
-        "a gzip file"
-    );
     Ok(())
 }
 
