@@ -2,39 +2,11 @@
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    AgentOptions, Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult,
-    eventually, fleet::FleetClient, home_and_edge, membership::enrolled_agent,
+    AgentOptions, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, eventually,
+    fleet::FleetClient, home_and_edge, membership::enrolled_agent,
 };
 use kube::Api;
-use serde_json::{Value, json};
 use tempfile::TempDir;
-
-/// A hub with a short grace period for lost agents, and a future member.
-struct HandoverFleet {
-    home: Cluster,
-    edge: Cluster,
-    fleet_client: FleetClient,
-    at_edge: FleetClient,
-    hub: Hub,
-    _chart: ServedChart,
-}
-
-impl HandoverFleet {
-    async fn start(name: &str) -> TestResult<Self> {
-        let chart = ServedChart::small("replicaCount: 0").await?;
-        let (home, edge) = home_and_edge(name, Parts::ControlPlane).await?;
-        let flags = chart.flags(&["--self-cluster=false", "--proxy-grace=5s"]);
-        let options = HubOptions::new(home.kubeconfig()).args(flags);
-        Ok(Self {
-            hub: Hub::start(&options)?,
-            fleet_client: FleetClient::new(&home),
-            at_edge: FleetClient::new(&edge),
-            home,
-            edge,
-            _chart: chart,
-        })
-    }
-}
 
 /// An agent's rights without DaemonSets, which its administrator has forgotten.
 const ALMOST_ALL: &str = r#"
@@ -58,14 +30,11 @@ metadata: {name: agent, namespace: default}
 
 #[tokio::test]
 async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
-    let HandoverFleet {
-        home,
-        edge,
-        fleet_client,
-        at_edge,
-        mut hub,
-        _chart,
-    } = HandoverFleet::start("blind").await?;
+    let chart = ServedChart::small("replicaCount: 0").await?;
+    let (home, edge) = home_and_edge("blind", Parts::ControlPlane).await?;
+    let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
+    let flags = chart.flags(&["--self-cluster=false", "--proxy-grace=5s"]);
+    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
     let _member = Membership::join(Mode::Proxy, &mut hub, &home, &edge, "edge-1").await?;
     fleet_client.wait_for_mode("edge-1", Mode::Proxy).await?;
     let hubs = at_edge.holder().await?;
@@ -73,10 +42,8 @@ async fn agent_without_full_cluster_access_leaves_proxy_acting() -> TestResult {
     edge.apply(ALMOST_ALL).await?;
     let token = edge.kubectl(["create", "token", "agent"]).await?;
     let folder = TempDir::with_prefix("krypton-blind-")?;
-    let mut kubeconfig: Value = serde_saphyr::from_str(&edge.kubeconfig_with_token())?;
-    kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
     let blind = folder.path().join("kubeconfig.yaml");
-    std::fs::write(&blind, kubeconfig.to_string())?;
+    std::fs::write(&blind, edge.kubeconfig_with(token.trim()))?;
     let _agent = enrolled_agent(&home, "edge-1", AgentOptions::new(&blind)).await?;
     let members: Api<EdgeCluster> = Api::all(home.client());
     eventually("the agent to be shown on home", async || {
