@@ -115,7 +115,7 @@ fn dialer(addresses: &[String], tls: ClientConfig) -> Dialer {
     Dialer::new(addresses.to_vec(), Arc::new(ArcSwap::from_pointee(tls)))
 }
 
-fn assert_refused<T: std::fmt::Debug>(
+pub(crate) fn assert_refused<T: std::fmt::Debug>(
     result: Result<T, Status>,
     code: Code,
     expected_text: &str,
