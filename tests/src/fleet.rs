@@ -376,12 +376,10 @@ impl FleetClient {
     /// Secret.
     pub async fn add_member(&self, name: &str, kubeconfig: &str) -> Result<()> {
         let secret = json!({
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": name, "labels": {names::DISCOVERY_LABEL: "true"}},
+            "metadata": {"labels": {names::DISCOVERY_LABEL: "true"}},
             "stringData": {names::KUBECONFIG_KEY: kubeconfig},
         });
-        self.apply_secret(name, &secret).await?;
+        self.apply_secret(name, secret).await?;
         self.bind_member(name).await
     }
 
@@ -393,9 +391,8 @@ impl FleetClient {
             return Ok(());
         };
         if member.spec.source_ref.is_none() {
-            let source = json!({"kind": "Secret", "namespace": HUB_NAMESPACE, "name": name});
-            members
-                .merge(name, &json!({"spec": {"sourceRef": source}}))
+            let source = json!({"kind": "Secret", "namespace": self.namespace, "name": name});
+            self.patch_member(name, json!({"sourceRef": source}))
                 .await?;
         }
         Ok(())
@@ -405,18 +402,44 @@ impl FleetClient {
     pub async fn accept_member(&self, name: &str) -> Result<()> {
         let not_accepted = ("TargetClusterResolved", "False", "NotAccepted");
         self.wait_for_member(name, &[not_accepted]).await?;
-        let members = self.members();
-        members
-            .merge(name, &json!({"spec": {"accepted": true}}))
-            .await?;
+        self.patch_member(name, json!({"accepted": true})).await?;
         Ok(())
     }
 
-    pub async fn apply_secret(&self, name: &str, secret: &Value) -> Result<()> {
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), HUB_NAMESPACE);
+    /// Changes fields in the spec of an EdgeCluster.
+    pub async fn patch_member(&self, name: &str, spec: Value) -> kube::Result<EdgeCluster> {
+        self.members().merge(name, &json!({"spec": spec})).await
+    }
+
+    /// Applies a Secret with these fields in the user's namespace.
+    pub async fn apply_secret(&self, name: &str, fields: Value) -> Result<()> {
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut secret = fields;
+        secret["apiVersion"] = json!("v1");
+        secret["kind"] = json!("Secret");
+        secret["metadata"]["name"] = json!(name);
         let params = PatchParams::apply("a-person").force();
         secrets.patch(name, &params, &Patch::Apply(secret)).await?;
         Ok(())
+    }
+
+    /// Waits until the ConfigMap of a release has this value `message`.
+    pub async fn wait_for_message(
+        &self,
+        namespace: &str,
+        release: &str,
+        expected: &str,
+    ) -> Result<()> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        let what = format!("{namespace}/{release} to have the message {expected:?}");
+        eventually(&what, async || {
+            let data = maps.get(release).await?.data.unwrap_or_default();
+            match data.get("message") {
+                Some(message) if message == expected => Ok(Some(())),
+                other => bail!("{other:?}"),
+            }
+        })
+        .await
     }
 
     /// Sets or removes the discovery label of a member's Secret.

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, io::Write as _};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use flate2::{Compression, write::GzEncoder};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
@@ -239,20 +239,6 @@ async fn wait_for_garbage_collection(fleet_client: &FleetClient, owner: &OwnerRe
     .unwrap();
 }
 
-async fn wait_for_message(fleet_client: &FleetClient, release: &str, message: &str) {
-    let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), TENANT);
-    let what = format!("the release to have the message {message}");
-    eventually(&what, async || {
-        let data = maps.get(release).await?.data.unwrap_or_default();
-        match data.get("message") {
-            Some(other) if other == message => Ok(Some(())),
-            other => bail!("{other:?}"),
-        }
-    })
-    .await
-    .unwrap();
-}
-
 async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult {
     let (mut pair, chart) = Scenario::new("anchor", mode).start().await?;
     let (fleet_client, release) = (pair.fleet_client(), pair.release(TENANT));
@@ -280,7 +266,9 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     wait_for_garbage_collection(&fleet_client, &owner).await;
     assert_eq!(important_objects(&fleet_client).await?, before);
     chart.write("{replicaCount: 0, message: later}")?;
-    wait_for_message(&fleet_client, &release, "later").await;
+    fleet_client
+        .wait_for_message(TENANT, &release, "later")
+        .await?;
     fleet_client.wait_ready(TENANT).await?;
     fleet_client.wait_deployed(TENANT, &release, 2).await?;
     let second = wait_for_anchor(&fleet_client, Some(&first)).await;
@@ -308,12 +296,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
         // Without the hub, the agent has no desired state and takes no action.
         pair.start_agent_again()?;
         let agent = pair.actor()?;
-        eventually("the agent to wait for its hub", async || {
-            let log = agent.log()?;
-            let expected_text = "waiting for a desired state";
-            Ok(log.contains(expected_text).then_some(()))
-        })
-        .await?;
+        agent.wait_for_log("waiting for a desired state").await?;
         assert_eq!(important_objects(&fleet_client).await?, restored);
     }
     pair.start_hub_again()?;

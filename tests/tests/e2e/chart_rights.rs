@@ -7,14 +7,12 @@ use anyhow::{Result, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use krypton_crds::{
-    edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, tenant::Tenant,
-};
+use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_kubectl::{Connection, join_token};
 use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, AuditedRequest, ChartRepository, ChartSource, Cluster, HubPod,
-    Merge as _, OwnChart, Parts, ServiceAccountAccess, TestResult, eventually,
+    OwnChart, Parts, ServiceAccountAccess, TestResult, eventually,
     fleet::{ALL_READY, CONNECTED, FleetClient, STEP_DEADLINE},
     held::BlockedTenant,
     membership::bundle_in_namespace,
@@ -257,14 +255,6 @@ async fn check_all_repairs(home: &Cluster, edge: &Cluster) -> TestResult {
     Ok(())
 }
 
-async fn pause(home: &FleetClient, paused: bool) {
-    let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    members
-        .merge(EDGE, &json!({"spec": {"paused": paused}}))
-        .await
-        .unwrap();
-}
-
 /// Runs an agent on another cluster with the edge cluster's identity, until the hub has reported it twice, in one event
 /// with its count.
 async fn check_credential_used_twice(
@@ -445,11 +435,13 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     })
     .await?;
 
-    pause(&fleet_client, true).await;
+    let spec = json!({"paused": true});
+    fleet_client.patch_member(EDGE, spec).await?;
     let paused = (&*format!("ClusterProgress/{EDGE}"), "False", "Paused");
     at_edge.create("late", json!({})).await?;
     at_edge.wait_for("late", &[paused]).await?;
-    pause(&fleet_client, false).await;
+    let spec = json!({"paused": false});
+    fleet_client.patch_member(EDGE, spec).await?;
     at_edge.wait_ready("late").await?;
 
     // The hub counts a reported event once a minute.
@@ -571,14 +563,10 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
     let namespace = OwnChart::Hub.namespace();
     let access = ServiceAccountAccess::new(&home, namespace, OwnChart::Hub.name()).await?;
     let token = std::fs::read_to_string(access.token_file())?;
-    let secret = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "home", "namespace": namespace},
-        "stringData": {"kubeconfig": home.kubeconfig_with(&token)},
-    });
     own.kubectl(["create", "namespace", namespace]).await?;
-    own.apply(&secret.to_string()).await?;
+    let secret = json!({"stringData": {"kubeconfig": home.kubeconfig_with(&token)}});
+    let on_own = FleetClient::new(&own).in_namespace(namespace);
+    on_own.apply_secret("home", secret).await?;
     let elsewhere = ["--set=watchCluster.secretName=home"];
     OwnChart::Hub
         .install(&own, hub_values(&repository, "1.0.0", &elsewhere))
@@ -610,19 +598,10 @@ async fn hub_without_home_member_needs_fewer_rights() -> TestResult {
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
     hub.hub.wait_ready(STEP_DEADLINE).await?;
-    let namespace = OwnChart::Hub.namespace();
-    let secret = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": EDGE,
-            "namespace": namespace,
-            "labels": {names::DISCOVERY_LABEL: "true"},
-        },
-        "stringData": {names::KUBECONFIG_KEY: edge.kubeconfig_with_token()},
-    });
-    home.apply(&secret.to_string()).await?;
-    let fleet_client = FleetClient::new(&home);
+    let fleet_client = FleetClient::new(&home).in_namespace(OwnChart::Hub.namespace());
+    fleet_client
+        .add_member(EDGE, &edge.kubeconfig_with_token())
+        .await?;
     fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
     check_nothing_denied(&home, &accounts(OwnChart::Hub)[..1]).await;
     hub.hub.stop().await?;

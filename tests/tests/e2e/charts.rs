@@ -289,14 +289,11 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
     let before = registry.token_requests().len();
     let (home, edge) = home_and_edge("charts", Parts::ControlPlane).await?;
     let secret = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
         "type": "kubernetes.io/basic-auth",
-        "metadata": {"name": "charts"},
         "stringData": {"username": USERNAME, "password": PASSWORD},
     });
     let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
-    fleet_client.apply_secret("charts", &secret).await?;
+    fleet_client.apply_secret("charts", secret).await?;
     let values = ValuesFile::new("replicaCount: 0")?;
     let url = registry.url();
     let keyring = format!("--chart-keyring={}", Signer::Signer.keyring().display());

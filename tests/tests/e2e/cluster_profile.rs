@@ -161,13 +161,8 @@ fn secret_reader_access(edge: &Cluster) -> Value {
 }
 
 async fn write_credential(home: &FleetClient, kubeconfig: &str) {
-    let secret = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": CREDENTIAL},
-        "stringData": {"kubeconfig": kubeconfig},
-    });
-    home.apply_secret(CREDENTIAL, &secret).await.unwrap();
+    let secret = json!({"stringData": {"kubeconfig": kubeconfig}});
+    home.apply_secret(CREDENTIAL, secret).await.unwrap();
 }
 
 /// Returns the holder of the member's Lease, its transitions, and the time of acquisition.

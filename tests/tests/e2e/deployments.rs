@@ -6,7 +6,7 @@ mod stub_hub;
 use krypton_helm::releases::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_reconciler::index::CREATOR_LABEL;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Parts, TestResult, by_agent, eventually,
+    ChartRepository, ChartSource, Cluster, Mode, Parts, TestResult, by_agent,
     fleet::FleetClient,
     no_tenants::{assert_no_tenant_crd, reject_tenant_crd},
 };
@@ -16,7 +16,6 @@ use krypton_types::{
     desired::drift::{DriftMode, DriftPolicy},
 };
 
-use anyhow::bail;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt};
 use stub_hub::{Labels, StubHub};
@@ -67,27 +66,6 @@ async fn labels(
     secrets.get(&name).await.unwrap().labels().clone()
 }
 
-async fn wait_for_message(cluster: &Cluster, namespace: &str, release: &str, expected: &str) {
-    let output = "--output=jsonpath={.data.message}";
-    let args = [
-        "get",
-        "configmap",
-        release,
-        "--namespace",
-        namespace,
-        output,
-    ];
-    let what = format!("the message of {release} to be {expected}");
-    eventually(&what, async || {
-        match cluster.kubectl(args).await?.as_str() {
-            found if found == expected => Ok(Some(())),
-            found => bail!("found {found:?}"),
-        }
-    })
-    .await
-    .unwrap();
-}
-
 async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestResult {
     let cluster = cluster("ordered", mode, Parts::WithControllers).await;
     let (fleet_client, repository) = (FleetClient::new(&cluster), small().await);
@@ -114,13 +92,17 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     stub.order(&[&acme]);
     stub.wait_ready(&acme, reason::UPGRADED).await;
     fleet_client.wait_deployed("acme", release, 2).await?;
-    wait_for_message(&cluster, "acme", release, "again").await;
+    fleet_client
+        .wait_for_message("acme", release, "again")
+        .await?;
 
     // Drift is corrected without a new revision.
     let patch = r#"{"data":{"message":"mine"}}"#;
     let args = ["patch", "configmap", release, "-n", "acme", "-p", patch];
     cluster.kubectl(args).await?;
-    wait_for_message(&cluster, "acme", release, "again").await;
+    fleet_client
+        .wait_for_message("acme", release, "again")
+        .await?;
 
     acme.paused = true;
     acme.generation += 1;

@@ -6,11 +6,10 @@ use std::{collections::BTreeMap, fs};
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::future::try_join_all;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Secret};
-use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    AgentOptions, AnsweringProxy, Cluster, FalseResponse, Hub, HubOptions, Membership, Merge as _,
-    Mode, Parts, ResponseFault, ServedChart, TestResult, answering_proxy::Verb, by_agent,
-    eventually, fleet::FleetClient, home_and_edge,
+    AgentOptions, AnsweringProxy, Cluster, FalseResponse, Hub, HubOptions, Membership, Mode, Parts,
+    ResponseFault, ServedChart, TestResult, answering_proxy::Verb, by_agent, eventually,
+    fleet::FleetClient, home_and_edge,
 };
 use krypton_types::names;
 use kube::{Api, ResourceExt, api::ListParams};
@@ -173,19 +172,10 @@ impl ProxiedMember {
 
     /// Waits, because Helm can still be running.
     async fn wait_for_values(&self, name: &str, namespace: &str, number: u32) {
-        let expected = format!("v{number}");
-        let what = format!("the values {expected} to reach {name}");
-        let (release, namespace) = (Self::release(name), format!("--namespace={namespace}"));
-        eventually(&what, async || {
-            let message = "--output=jsonpath={.data.message}";
-            let args = ["get", "configmap", &release, &namespace, message];
-            match self.edge.kubectl(args).await? {
-                found if found == expected => Ok(Some(())),
-                found => bail!("found {found:?}"),
-            }
-        })
-        .await
-        .unwrap();
+        let (release, message) = (Self::release(name), format!("v{number}"));
+        let fleet_client = &self.fleet_client;
+        let waiting = fleet_client.wait_for_message(namespace, &release, &message);
+        waiting.await.unwrap();
     }
 
     async fn wait_for_false_responses(&mut self, at_least: u64) {
@@ -275,12 +265,10 @@ async fn etcd_is_restored(member: &mut ProxiedMember) -> TestResult {
 /// Krypton created the namespace for a Tenant that is now deleted, and another Tenant has moved into it.
 async fn namespace_of_unobserved_tenants_is_kept(member: &mut ProxiedMember) -> TestResult {
     let fleet_client = member.fleet_client.clone();
-    let members: Api<EdgeCluster> = Api::all(member.at_home.client.clone());
+    let at_home = member.at_home.clone();
     let pause = async |paused: bool| {
-        members
-            .merge(EDGE, &json!({"spec": {"paused": paused}}))
-            .await
-            .unwrap();
+        let spec = json!({"paused": paused});
+        at_home.patch_member(EDGE, spec).await.unwrap();
     };
     fleet_client.install("host").await?;
     pause(true).await;

@@ -66,13 +66,9 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
     let account = format!("--helm-service-account={HELM_ACCOUNT}");
 
     // All processes start before their API server. The first reads home's kubeconfig from a Secret there.
-    let secret = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "home", "namespace": NAMESPACE},
-        "stringData": {"kubeconfig": home.kubeconfig_with_token()},
-    });
-    home.apply(&secret.to_string()).await?;
+    let secret = json!({"stringData": {"kubeconfig": home.kubeconfig_with_token()}});
+    let system = FleetClient::new(&home).in_namespace(NAMESPACE);
+    system.apply_secret("home", secret).await?;
     home.stop_apiserver().await?;
     let elsewhere = ["--watch-kubeconfig-secret=home", "--self-cluster=false"];
     let options = HubOptions::new(&home_config)

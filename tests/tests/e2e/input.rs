@@ -113,12 +113,10 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
         fleet_client.add_member(name, kubeconfig).await?;
     }
     let keyless = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "keyless", "labels": {names::DISCOVERY_LABEL: "true"}},
+        "metadata": {"labels": {names::DISCOVERY_LABEL: "true"}},
         "stringData": {"config": edge.kubeconfig_with_token()},
     });
-    fleet_client.apply_secret("keyless", &keyless).await?;
+    fleet_client.apply_secret("keyless", keyless).await?;
     fleet_client
         .add_member("good", &edge.kubeconfig_with_token())
         .await?;

@@ -14,7 +14,6 @@ use krypton_tests::{
 };
 use krypton_types::names;
 
-use anyhow::bail;
 use k8s_openapi::{
     api::core::v1::{ConfigMap, Namespace, Secret},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -107,14 +106,10 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
     let fleet_client = regions.edge("paris");
     let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "acme");
     let complete = async || {
-        let waiting = eventually("the ConfigMap to be restored", async || {
-            let data = maps.get("ced-acme").await?.data.unwrap_or_default();
-            match data.get("message") {
-                Some(message) if message == "hello" => Ok(Some(())),
-                other => bail!("{other:?}"),
-            }
-        });
-        waiting.await.unwrap();
+        fleet_client
+            .wait_for_message("acme", "ced-acme", "hello")
+            .await
+            .unwrap();
         fleet_client
             .wait_deployed("acme", "ced-acme", 1)
             .await

@@ -363,9 +363,8 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     stage.create_tenant("acme").await;
     let releases = FleetClient::new(&stage.edge).releases().await?;
     let members: Api<EdgeCluster> = Api::all(stage.fleet_client.client.clone());
-    members
-        .merge(EDGE, &json!({"spec": {"deletionPolicy": "Uninstall"}}))
-        .await?;
+    let policy = json!({"deletionPolicy": "Uninstall"});
+    stage.fleet_client.patch_member(EDGE, policy).await?;
     eventually("the EdgeCluster to have its finalizer", async || {
         let held = members.get(EDGE).await?;
         let held = held.finalizers() == [names::UNINSTALL_FINALIZER];

@@ -341,13 +341,8 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     }
 
     // A value from a Secret whose name doesn't reveal it. Helm quotes it.
-    let quoted = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "fleet-values"},
-        "stringData": {"values.yaml": format!("failWith: {}", value(4))},
-    });
-    fleet_client.apply_secret("fleet-values", &quoted).await?;
+    let quoted = json!({"stringData": {"values.yaml": format!("failWith: {}", value(4))}});
+    fleet_client.apply_secret("fleet-values", quoted).await?;
     for (at_edge, member) in [(&at_one, "edge-1"), (&at_two, "edge-2")] {
         let type_ = format!("ClusterError/{member}");
         eventually("Helm's message without the secret", async || {

@@ -443,9 +443,8 @@ async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
     fleet_client.wait_for_member(EDGE, &WELL).await?;
     fleet.install("before").await;
 
-    let members = fleet_client.members();
-    members
-        .merge(EDGE, &json!({"spec": {"accepted": false}}))
+    fleet_client
+        .patch_member(EDGE, json!({"accepted": false}))
         .await?;
     fleet_client.wait_for_member(EDGE, &not_accepted).await?;
     eventually("the hub to release the Lease", async || {

@@ -3,8 +3,7 @@
 
 use anyhow::{Context, Result, bail};
 use krypton_tests::{
-    ChartSource, Cluster, Merge as _, Mode, Pair, Scenario, TestResult, argo_health, by_agent,
-    eventually,
+    ChartSource, Cluster, Mode, Pair, Scenario, TestResult, argo_health, by_agent, eventually,
     fleet::{FleetClient, condition},
     kstatus,
 };
@@ -161,10 +160,8 @@ async fn kstatus_is_current_only_once_ready(mode: Mode) -> TestResult {
         "metadata": {"name": "other"},
     });
     pair.home().apply(&other.to_string()).await?;
-    let members = FleetClient::new(pair.home()).members();
-    members
-        .merge(member, &json!({"spec": {"paused": true}}))
-        .await?;
+    let home = FleetClient::new(pair.home());
+    home.patch_member(member, json!({"paused": true})).await?;
     for object in [
         (cluster, "tenant", "delta"),
         (pair.home(), "edgecluster", "other"),

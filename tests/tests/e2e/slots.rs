@@ -2,13 +2,10 @@
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
-use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Gate, Merge as _, Mode, Pair, Scenario, ServedChart, TestResult, eventually,
-    fleet::FleetClient, gate,
+    Gate, Mode, Pair, Scenario, ServedChart, TestResult, eventually, fleet::FleetClient, gate,
 };
 use krypton_types::names;
-use kube::Api;
 use serde_json::json;
 
 const FIRST: &str = "{message: first}";
@@ -95,11 +92,9 @@ impl SlotHub {
     }
 
     async fn pause(&self, paused: bool) {
-        let members: Api<EdgeCluster> = Api::all(self.fleet_client.client.clone());
-        members
-            .merge(self.pair.name(), &json!({"spec": {"paused": paused}}))
-            .await
-            .unwrap();
+        let spec = json!({"paused": paused});
+        let patching = self.fleet_client.patch_member(self.pair.name(), spec);
+        patching.await.unwrap();
     }
 }
 

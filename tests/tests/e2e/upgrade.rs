@@ -1,6 +1,6 @@
 //! Shows that chart changes reach every member, and that an impossible change leaves running releases in place.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
     TestResult, by_agent, eventually,
@@ -12,20 +12,6 @@ by_agent!(
     upgrades_reach_all_members_and_failure_keeps_release,
     unavailable_chart_is_reported_without_touching_releases
 );
-
-async fn check_message(cluster: &Cluster, release: &str, expected: &str) -> Result<()> {
-    let args = [
-        "get",
-        "configmap",
-        release,
-        "--namespace=acme",
-        "--output=jsonpath={.data.message}",
-    ];
-    match cluster.kubectl(args).await?.as_str() {
-        found if found == expected => Ok(()),
-        found => bail!("the message is {found:?}"),
-    }
-}
 
 async fn check_available(cluster: &Cluster, release: &str) -> Result<()> {
     let deployment = format!("deployment/{release}");
@@ -70,9 +56,11 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     }
 
     values.write("message: second")?;
-    for (cluster, fleet_client, release) in places {
+    for (_, fleet_client, release) in places {
         fleet_client.wait_deployed("acme", release, 2).await?;
-        check_message(cluster, release, "second").await?;
+        fleet_client
+            .wait_for_message("acme", release, "second")
+            .await?;
     }
     let upgraded = [
         ALL_READY,
@@ -127,7 +115,9 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     values.write("message: third")?;
     for (cluster, fleet_client, release) in places {
         fleet_client.wait_ready("acme").await?;
-        check_message(cluster, release, "third").await?;
+        fleet_client
+            .wait_for_message("acme", release, "third")
+            .await?;
         check_available(cluster, release).await?;
     }
     Ok(())

@@ -5,8 +5,8 @@ use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartSource, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart,
-    TestResult, Tools, by_agent, eventually,
+    ChartSource, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart, TestResult,
+    Tools, by_agent, eventually,
     fleet::{FleetClient, STEP_DEADLINE},
     home_and_edge,
     process::Invocation,
@@ -26,20 +26,13 @@ by_agent!(values_reach_their_targets_and_loss_changes_nothing);
 
 /// The release of Tenant `acme` on one member.
 struct Release<'a> {
-    cluster: &'a Cluster,
     fleet_client: &'a FleetClient,
     name: String,
 }
 
 impl<'a> Release<'a> {
-    fn new(
-        tenant: &str,
-        member: &str,
-        cluster: &'a Cluster,
-        fleet_client: &'a FleetClient,
-    ) -> Self {
+    fn new(tenant: &str, member: &str, fleet_client: &'a FleetClient) -> Self {
         Self {
-            cluster,
             fleet_client,
             name: format!("tenant-{tenant}-{member}"),
         }
@@ -52,18 +45,14 @@ impl<'a> Release<'a> {
             .wait_deployed(namespace, name, revision)
             .await
             .unwrap();
-        let path = "--output=jsonpath={.data.message}";
-        let get = ["get", "configmap", name, "--namespace", namespace, path];
-        assert_eq!(self.cluster.kubectl(get).await.unwrap(), message);
+        let waiting = fleet_client.wait_for_message(namespace, name, message);
+        waiting.await.unwrap();
     }
 }
 
 async fn write_secret(home: &FleetClient, values: &str) {
-    let secret = json!({
-        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET},
-        "stringData": {"values.yaml": values},
-    });
-    home.apply_secret(SECRET, &secret).await.unwrap();
+    let secret = json!({"stringData": {"values.yaml": values}});
+    home.apply_secret(SECRET, secret).await.unwrap();
 }
 
 async fn delete_secret(home: &FleetClient) {
@@ -80,11 +69,6 @@ fn config_map(name: &str, key: &str, values: &str) -> String {
         "metadata": {"name": name, "namespace": "default"}, "data": {key: values},
     })
     .to_string()
-}
-
-async fn patch_member(home: &FleetClient, spec: Value) {
-    let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    members.merge(EDGE, &json!({"spec": spec})).await.unwrap();
 }
 
 /// Waits until no condition mentions the values of this member.
@@ -118,8 +102,8 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         .await?;
     let mut hub = Hub::start(&options(&[]))?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, EDGE).await?;
-    let on_home = Release::new("acme", HOME, &home, &fleet_client);
-    let on_edge = Release::new("acme", EDGE, &edge, &at_edge);
+    let on_home = Release::new("acme", HOME, &fleet_client);
+    let on_edge = Release::new("acme", EDGE, &at_edge);
 
     // The values never existed: nothing is installed, and all conditions report the cause.
     for name in [HOME, EDGE] {
@@ -149,12 +133,13 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     }
 
     // The member's values.
-    patch_member(&fleet_client, json!({"values": {"message": "mine"}})).await;
+    let values = json!({"values": {"message": "mine"}});
+    fleet_client.patch_member(EDGE, values).await?;
     on_edge.wait_for_message("acme", 3, "mine").await;
     fleet_client.wait_for_member(EDGE, &[RESOLVED]).await?;
     let own = json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"});
     let patch = json!({"values": null, "valuesFrom": [own]});
-    patch_member(&fleet_client, patch).await;
+    fleet_client.patch_member(EDGE, patch).await?;
     fleet_client.wait_for_member(EDGE, &[MISSING]).await?;
     fleet_client.event_message(EDGE, "ValuesUnresolved").await?;
     // An invalid source affects no other member, and removes nothing.
@@ -197,10 +182,11 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     at_edge
         .create("beta", json!({"values": {"message": "beta's"}}))
         .await?;
-    let beta = Release::new("beta", EDGE, &edge, &at_edge);
+    let beta = Release::new("beta", EDGE, &at_edge);
     beta.wait_for_message("beta", 1, "beta's").await;
     on_edge.wait_for_message("acme", 5, "own").await;
-    patch_member(&fleet_client, json!({"values": null, "valuesFrom": null})).await;
+    let none = json!({"values": null, "valuesFrom": null});
+    fleet_client.patch_member(EDGE, none).await?;
     on_edge.wait_for_message("acme", 6, "secret-four").await;
     wait_for_no_values_condition(&fleet_client, EDGE).await;
 

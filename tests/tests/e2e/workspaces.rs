@@ -29,13 +29,8 @@ async fn patch_namespace(fleet_client: &FleetClient, name: &str, metadata: Value
 }
 
 async fn configure_member(home: &FleetClient, configuration: Value) -> kube::Result<EdgeCluster> {
-    let members: Api<EdgeCluster> = Api::all(home.client.clone());
-    members
-        .merge(
-            EDGE,
-            &json!({"spec": {"namespaceConfiguration": configuration}}),
-        )
-        .await
+    let spec = json!({"namespaceConfiguration": configuration});
+    home.patch_member(EDGE, spec).await
 }
 
 type Labels = BTreeMap<String, String>;

@@ -12,8 +12,8 @@ use krypton_proto::v1::{
 use krypton_runtime::clock::wall as now;
 use krypton_tests::fleet::{FleetClient, SYSTEM_NAMESPACE};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart, TestResult,
-    eventually, kubectl_krypton,
+    Cluster, Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, eventually,
+    kubectl_krypton,
 };
 use krypton_types::conditions::{ClusterState, State, Truth};
 use krypton_types::desired::DesiredState;
@@ -225,13 +225,8 @@ impl AttackFleet {
 async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let mut fleet = Box::pin(AttackFleet::start()).await?;
     let fleet_client = fleet.fleet_client.clone();
-    fleet
-        .edge_clusters()
-        .merge(
-            "edge-2",
-            &json!({"spec": {"values": {"message": SECRET_VALUE}}}),
-        )
-        .await?;
+    let values = json!({"values": {"message": SECRET_VALUE}});
+    fleet_client.patch_member("edge-2", values).await?;
     let spec = json!({"clusterRef": {"secretName": "edge-2"}});
     fleet_client.create("acme", spec).await?;
     let at_edge = FleetClient::new(&fleet.edges[1]);

@@ -96,9 +96,8 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     let source = async |name: &str| members.get(name).await.unwrap().spec.source_ref;
     for name in ["edge-1", "self-cluster"] {
         fleet_client.wait_for_member(name, &[CONNECTED]).await?;
-        members
-            .merge(name, &json!({"spec": {"allowedNamespaces": ["default"]}}))
-            .await?;
+        let spec = json!({"allowedNamespaces": ["default"]});
+        fleet_client.patch_member(name, spec).await?;
     }
     let uid = async |name: &str| cluster_uid(&members, name).await;
     let before = [uid("edge-1").await?, uid("self-cluster").await?];

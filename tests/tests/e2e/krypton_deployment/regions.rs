@@ -164,12 +164,8 @@ impl Regions {
             object.metadata.name = Some(namespace.to_owned());
             namespaces.create(&PostParams::default(), &object).await?;
         }
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret",
-            "metadata": {"name": name, "namespace": namespace},
-            "stringData": data,
-        });
-        self.home.apply(&secret.to_string()).await.map(drop)
+        let home = FleetClient::new(&self.home).in_namespace(namespace);
+        home.apply_secret(name, json!({ "stringData": data })).await
     }
 
     pub(crate) fn api(&self, namespace: &str) -> Api<KryptonDeployment> {
