@@ -73,9 +73,13 @@ impl ValuesFile {
 
 /// Returns the hub's flags for a chart of `repository`, with short back-offs.
 pub fn chart_flags(repository: &ChartRepository, chart: &str, version: &str) -> Vec<String> {
-    let url = repository.url();
+    chart_flags_at(&repository.url(), chart, version)
+}
+
+/// Like `chart_flags`, for a repository at this URL.
+pub fn chart_flags_at(url: &str, chart: &str, version: &str) -> Vec<String> {
     let flags = [
-        ("chart-repo", url.as_str()),
+        ("chart-repo", url),
         ("chart-name", chart),
         ("chart-version", version),
         ("chart-install-crds", "false"),

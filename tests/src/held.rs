@@ -9,12 +9,7 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::{
-    fleet::{ALL_READY, FleetClient},
-    wait::eventually,
-};
-
-const NAMESPACE: &str = "default";
+use crate::{fleet::FleetClient, wait::eventually};
 
 /// A blocked Tenant. Its workspace has the same name.
 #[derive(Debug)]
@@ -27,14 +22,7 @@ impl<'a> BlockedTenant<'a> {
     /// Creates a Tenant, waits until it is ready, and deletes it.
     pub async fn delete(fleet_client: &'a FleetClient, name: &'a str) -> Result<Self> {
         let blocked = Self { fleet_client, name };
-        fleet_client
-            .in_namespace(NAMESPACE)
-            .create(name, json!({}))
-            .await?;
-        fleet_client
-            .in_namespace(NAMESPACE)
-            .wait_for(name, &[ALL_READY])
-            .await?;
+        fleet_client.install(name).await?;
         let config_map = json!({"metadata": {"name": "held", "finalizers": ["example.org/hold"]}});
         let config_map = serde_json::from_value(config_map)?;
         blocked
@@ -45,7 +33,7 @@ impl<'a> BlockedTenant<'a> {
         // removal.
         let params = DeleteParams::default();
         blocked.config_maps().delete("held", &params).await?;
-        fleet_client.in_namespace(NAMESPACE).delete(name).await?;
+        fleet_client.delete(name).await?;
         eventually("its release to be gone", async || {
             let releases = fleet_client.releases().await?;
             let release_prefix = format!("tenant-{name}-");
@@ -60,7 +48,7 @@ impl<'a> BlockedTenant<'a> {
 
     /// Waits until the Tenant is restored after the deletion of its CRD, and is being deleted again.
     pub async fn wait_deleted_again(&self) -> Result<()> {
-        let tenants = self.fleet_client.in_namespace(NAMESPACE).tenants();
+        let tenants = self.fleet_client.tenants();
         let what = format!("{} to be put back and deleted again", self.name);
         eventually(&what, async || {
             Ok(tenants.get(self.name).await?.metadata.deletion_timestamp)
@@ -74,10 +62,7 @@ impl<'a> BlockedTenant<'a> {
         self.config_maps()
             .merge("held", &json!({"metadata": {"finalizers": null}}))
             .await?;
-        self.fleet_client
-            .in_namespace(NAMESPACE)
-            .wait_gone(self.name)
-            .await
+        self.fleet_client.wait_gone(self.name).await
     }
 
     fn config_maps(&self) -> Api<ConfigMap> {

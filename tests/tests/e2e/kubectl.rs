@@ -15,11 +15,11 @@ use krypton_hub::ca::Authority;
 use krypton_kubectl::ExitCode;
 use krypton_runtime::clock;
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart,
-    Parts, Scenario, ServiceAccountAccess, TestResult, Tools, by_agent, eventually,
+    AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart, Parts,
+    Scenario, ServiceAccountAccess, TestResult, Tools, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE, SYSTEM_NAMESPACE, condition},
-    join_bundle, kubectl_krypton,
-    membership::{kubectl_krypton_path, run_kubectl_krypton, write_secret},
+    kubectl_krypton,
+    membership::{enrolled_agent, kubectl_krypton_path, run_kubectl_krypton},
     port::Port,
     process::{ChildProcess, Invocation},
 };
@@ -463,14 +463,9 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
     let mut hub = Hub::start(&options)?;
     hub.wait_ready(STEP_DEADLINE).await?;
     let folder = tempfile::tempdir()?;
-    let join = folder.path().join("bundle.yaml");
-    write_secret(&join, &join_bundle(&home, "edge-1").await?)?;
     let replica = [("POD_NAME".to_owned(), "krypton-agent-0".to_owned())];
-    let options = AgentOptions::new(home.kubeconfig())
-        .join_file(&join)
-        .env(replica);
-    let mut agent = Agent::start(&options)?;
-    agent.wait_ready(STEP_DEADLINE).await?;
+    let options = AgentOptions::new(home.kubeconfig()).env(replica);
+    let agent = enrolled_agent(&home, "edge-1", options).await?;
     let nothing = Port::reserve()?;
     let addresses = |process: &Daemon| [process.debug_address(), nothing.address()];
     let pods = [

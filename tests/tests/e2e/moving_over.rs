@@ -254,7 +254,6 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
     fleet_client.wait_ready("acme").await?;
     check_no_helm_run(&mut pair).await;
     let [adopted, deleted] = count_reads_and_deletes(&pair).await;
-    println!("{mode:?}: {} reads of Secrets to adopt", adopted - read);
     assert!(adopted - read < 20, "{} reads of Secrets", adopted - read);
     assert_eq!(fleet_client.releases().await?, before);
 
@@ -271,11 +270,6 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
         .collect();
     assert_eq!(remaining, [REVISIONS - 1, REVISIONS, REVISIONS + 1]);
     let [upgraded, trimmed] = count_reads_and_deletes(&pair).await;
-    println!(
-        "{mode:?}: {} reads and {} deletions of Secrets to upgrade",
-        upgraded - adopted,
-        trimmed - deleted
-    );
     assert_eq!(trimmed - deleted, u64::from(REVISIONS - 2));
     // Helm reads each revision that it deletes. Krypton reads all once, in pages. A slow run is polled more often.
     assert!(

@@ -123,14 +123,8 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
     if let Some(mut agent) = agent {
         member.start_again(&former)?;
         let old = member.agent().unwrap();
-        krypton_tests::eventually("the old agent to be rejected", async || {
-            let log = old.log()?;
-            if log.contains("belongs to a deleted EdgeCluster edge-1") {
-                return Ok(Some(()));
-            }
-            anyhow::bail!("{log}")
-        })
-        .await?;
+        old.wait_for_log("belongs to a deleted EdgeCluster edge-1")
+            .await?;
         fleet_client
             .wait_for_member("edge-1", &[CONNECTED, HEALTHY])
             .await?;

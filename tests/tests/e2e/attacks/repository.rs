@@ -9,8 +9,8 @@ use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use krypton_tests::fleet::{ValuesFile, values_flag};
-use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, eventually};
+use krypton_tests::fleet::{ValuesFile, chart_flags_at, values_flag};
+use krypton_tests::{ChartRepository, ChartSource, Mode, Pair, Parts, TestResult};
 use krypton_types::fingerprint::sha256_hex;
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
@@ -122,27 +122,13 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
     let values = ValuesFile::new("replicaCount: 0")?;
     let mut pair = Pair::start("attack-charts", Mode::SelfCluster, Parts::WithControllers).await?;
     let flags = |version: &str| {
-        let flags = [
-            ("chart-repo", url.as_str()),
-            ("chart-name", "small"),
-            ("chart-version", version),
-            ("chart-install-crds", "false"),
-            ("retry-max", "5s"),
-        ];
-        let flags = flags.map(|(flag, value)| format!("--{flag}={value}"));
+        let mut flags = chart_flags_at(&url, "small", version);
+        flags.push(values_flag(&values));
         flags
-            .into_iter()
-            .chain([values_flag(&values)])
-            .collect::<Vec<_>>()
     };
     pair.start_hub_and_join(flags("1.0.0")).await?;
     let fleet_client = pair.fleet_client();
-    let acme = ("default", "acme");
-    fleet_client
-        .in_namespace(acme.0)
-        .create(acme.1, serde_json::json!({}))
-        .await?;
-    fleet_client.in_namespace(acme.0).wait_ready(acme.1).await?;
+    fleet_client.install("acme").await?;
     let release = pair.release("acme");
     let before = fleet_client.releases().await?;
     let error = pair.condition("ClusterError");
@@ -156,19 +142,8 @@ async fn hostile_repository_reaches_nothing() -> TestResult {
         pair.stop().await?;
         pair.start_hub_and_join(flags(version)).await?;
         let refused = (error.as_str(), "True", "ChartNotLoaded");
-        fleet_client
-            .in_namespace(acme.0)
-            .wait_for(acme.1, &[refused])
-            .await?;
-        let hub = pair.hub()?;
-        eventually(&format!("{version} to be rejected"), async || {
-            let log = hub.log()?;
-            match log.contains(expected_text) {
-                true => Ok(Some(())),
-                false => anyhow::bail!("{log}"),
-            }
-        })
-        .await?;
+        fleet_client.wait_for("acme", &[refused]).await?;
+        pair.hub()?.wait_for_log(expected_text).await?;
         assert_eq!(fleet_client.releases().await?, before, "{version}");
     }
     let revisions = fleet_client.revisions("acme", &release).await?;
