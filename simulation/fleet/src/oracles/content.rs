@@ -122,7 +122,7 @@ fn config_map(namespace: &str, name: &str) -> Key {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{self, History, deletion_patch, deployment, ready_patch, revision};
+    use super::super::story::{self, History, deletion_patch, deployment, ready_patch};
 
     fn content(version: &str, message: &str) -> serde_json::Value {
         let mut object = story::config_map("t0", "tenant-t0-edge-1-config");
@@ -151,22 +151,14 @@ mod tests {
                 history
                     .put("people", "home", deployment(region))
                     .patch("hub-0", "home", deployment(region), &ready_patch(1))
-                    .put(
-                        "helm:agent-edge-1",
-                        "edge-1",
-                        revision("ced-d0", 1, "deployed"),
-                    );
+                    .put_revision("ced-d0", 1, "deployed");
             });
             assert_eq!(violated.as_deref(), oracle);
         }
         let violated = History::violated_after(|history| {
             history
                 .put("people", "home", deployment("edge-1"))
-                .put(
-                    "helm:agent-edge-1",
-                    "edge-1",
-                    revision("ced-d0", 1, "deployed"),
-                )
+                .put_revision("ced-d0", 1, "deployed")
                 .patch("people", "home", deployment("edge-1"), &deletion_patch());
         });
         assert_eq!(violated.as_deref(), Some("removed-deployments-go"));

@@ -504,11 +504,7 @@ mod tests {
     #[test]
     fn release_that_is_not_deployed_is_found() {
         let violated = History::violated_after(|history| {
-            history.put(
-                "helm:agent-edge-1",
-                "edge-1",
-                revision(RELEASE, 2, "failed"),
-            );
+            history.put_revision(RELEASE, 2, "failed");
         });
         assert_eq!(violated.as_deref(), Some("releases-are-deployed"));
     }

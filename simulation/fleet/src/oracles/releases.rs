@@ -516,27 +516,19 @@ mod tests {
     fn finalizer_before_the_release_is_found() {
         let bare = json!({"metadata": {"finalizers": null}});
         let mut good = history();
-        good.put(
-            "helm:agent-edge-1",
-            "edge-1",
-            revision(RELEASE, 1, "deployed"),
-        )
-        .patch("people", "edge-1", tenant(), &deletion_patch())
-        .delete(
-            "helm:agent-edge-1",
-            "edge-1",
-            &revision(RELEASE, 1, "deployed"),
-        )
-        .patch(AGENT, "edge-1", tenant(), &bare);
+        good.put_revision(RELEASE, 1, "deployed")
+            .patch("people", "edge-1", tenant(), &deletion_patch())
+            .delete(
+                "helm:agent-edge-1",
+                "edge-1",
+                &revision(RELEASE, 1, "deployed"),
+            )
+            .patch(AGENT, "edge-1", tenant(), &bare);
         good.assert_no_violation();
         let mut bad = history();
-        bad.put(
-            "helm:agent-edge-1",
-            "edge-1",
-            revision(RELEASE, 1, "deployed"),
-        )
-        .patch("people", "edge-1", tenant(), &deletion_patch())
-        .patch(AGENT, "edge-1", tenant(), &bare);
+        bad.put_revision(RELEASE, 1, "deployed")
+            .patch("people", "edge-1", tenant(), &deletion_patch())
+            .patch(AGENT, "edge-1", tenant(), &bare);
         bad.assert_violated("finalizer-outlives-release");
     }
 
@@ -545,14 +537,10 @@ mod tests {
         let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
         let bare = json!({"metadata": {"finalizers": null}});
         let mut good = history();
-        good.put(
-            "helm:agent-edge-1",
-            "edge-1",
-            revision(RELEASE, 1, "deployed"),
-        )
-        .patch("people", "edge-1", tenant(), &orphan)
-        .patch("people", "edge-1", tenant(), &deletion_patch())
-        .patch(AGENT, "edge-1", tenant(), &bare);
+        good.put_revision(RELEASE, 1, "deployed")
+            .patch("people", "edge-1", tenant(), &orphan)
+            .patch("people", "edge-1", tenant(), &deletion_patch())
+            .patch(AGENT, "edge-1", tenant(), &bare);
         good.assert_no_violation();
         let mut bad = history();
         bad.patch("people", "edge-1", tenant(), &orphan)
@@ -578,11 +566,7 @@ mod tests {
             let mut history = history();
             history
                 .put("people", "edge-1", other(adopt))
-                .put(
-                    "helm:agent-edge-1",
-                    "edge-1",
-                    revision(RELEASE, 1, "deployed"),
-                )
+                .put_revision(RELEASE, 1, "deployed")
                 .put("helm:agent-edge-1", "edge-1", taken.clone());
             assert_eq!(history.violated_oracle(), oracle);
         }
@@ -638,18 +622,10 @@ mod tests {
     fn endless_history_is_found() {
         let mut history = history();
         for version in 1..=36 {
-            history.put(
-                "helm:agent-edge-1",
-                "edge-1",
-                revision(RELEASE, version, "failed"),
-            );
+            history.put_revision(RELEASE, version, "failed");
         }
         history.assert_no_violation();
-        history.put(
-            "helm:agent-edge-1",
-            "edge-1",
-            revision(RELEASE, 37, "failed"),
-        );
+        history.put_revision(RELEASE, 37, "failed");
         history.assert_violated("history-is-bounded");
     }
 

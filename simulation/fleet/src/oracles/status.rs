@@ -191,13 +191,12 @@ mod tests {
             ("pending-install", Some("ready-follows-deployment")),
         ] {
             let mut history = history();
-            history
-                .put(
-                    "helm:agent-edge-1",
-                    "edge-1",
-                    revision("tenant-t0-edge-1", 1, status),
-                )
-                .patch(AGENT, "edge-1", tenant(), &ready());
+            history.put_revision("tenant-t0-edge-1", 1, status).patch(
+                AGENT,
+                "edge-1",
+                tenant(),
+                &ready(),
+            );
             assert_eq!(history.violated_oracle(), oracle, "{status}");
         }
     }

@@ -56,11 +56,7 @@ impl History {
             .put("hub-0", "home", edge_cluster("edge-1"))
             .put("hub-0", "home", edge_cluster("edge-2"))
             .patch("hub-0", "home", edge_cluster("edge-1"), &version)
-            .put(
-                "helm:agent-edge-1",
-                "edge-1",
-                revision("tenant-t0-edge-1", 1, "deployed"),
-            )
+            .put_revision("tenant-t0-edge-1", 1, "deployed")
             .patch(AGENT, "edge-1", tenant(), &ready_patch(1));
         history
     }
@@ -96,6 +92,12 @@ impl History {
     pub(super) fn put(&mut self, actor: &str, cluster: &str, object: Value) -> &mut Self {
         let key = object_key(&object);
         self.write(actor, cluster, key, Some(object))
+    }
+
+    /// Lets the Helm of the agent write a revision of a release.
+    pub(super) fn put_revision(&mut self, release: &str, version: u32, status: &str) -> &mut Self {
+        let revision = revision(release, version, status);
+        self.put("helm:agent-edge-1", "edge-1", revision)
     }
 
     /// Merges into an object.
