@@ -112,7 +112,7 @@ async fn original_samples_are_admitted_and_invalid_ones_rejected() -> TestResult
         );
         assert!(error.contains(&message), "{}: {error}", file.display());
     }
-    Ok(())
+    Box::pin(check_columns(&cluster)).await
 }
 
 #[tokio::test]
@@ -224,9 +224,8 @@ async fn conditions_round_trip_and_merge_by_type() -> TestResult {
     Ok(())
 }
 
-#[tokio::test]
-async fn kubectl_get_shows_expected_columns() -> TestResult {
-    let cluster = cluster_with_crds("columns").await?;
+/// Checks the columns of `kubectl get`. The cluster has a Tenant and a KryptonDeployment.
+async fn check_columns(cluster: &Cluster) -> TestResult {
     let members: Api<EdgeCluster> = Api::all(cluster.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
     let mut member = members.create(&PostParams::default(), &member).await?;
@@ -285,11 +284,6 @@ async fn kubectl_get_shows_expected_columns() -> TestResult {
         ),
         ("kd", ["NAME", "PHASE", "REGION", "READY", "AGE", "MESSAGE"]),
     ] {
-        let example = match short {
-            "tn" => "testdata/original/tenant-on-its-own-cluster.yaml",
-            _ => "testdata/original/kryptondeployment-with-region-only.yaml",
-        };
-        apply_file(&cluster, &crds(example), &[]).await?;
         let output = cluster.kubectl(["get", short]).await?;
         let first: Vec<_> = output
             .lines()

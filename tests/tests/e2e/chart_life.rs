@@ -17,23 +17,12 @@ use krypton_types::names;
 use kube::{Api, CustomResourceExt, ResourceExt, api::ListParams};
 use serde_json::json;
 
+use crate::chart_rights::hub_values;
+
 const CRDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/crds");
 const RELEASE: &str = "meta.helm.sh/release-name";
 const EDGE: &str = "edge-1";
 const HELM_DEADLINE: Duration = Duration::from_secs(60);
-
-fn hub_values(repository: &ChartRepository, more: &[&str]) -> Vec<String> {
-    let own_objects = [
-        format!("--set=chart.repo={}", repository.url()),
-        "--set=chart.name=small,chart.installCRDs=false".to_owned(),
-        "--set=chart.values.replicaCount=0".to_owned(),
-        "--set=helm.retryMax=5s".to_owned(),
-    ];
-    own_objects
-        .into_iter()
-        .chain(more.iter().map(|value| (*value).to_owned()))
-        .collect()
-}
 
 async fn rollback(cluster: &Cluster, chart: OwnChart, revision: &str) {
     let rollback = ["rollback", chart.name(), revision, "-n", chart.namespace()];
@@ -88,7 +77,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     let (namespace, system) = (OwnChart::Hub.namespace(), OwnChart::Agent.namespace());
     let authority = (namespace, "krypton-hub-ca");
     let identity = (system, "krypton-agent-identity");
-    let first = hub_values(&repository, &["--set=chart.version=1.0.0"]);
+    let first = hub_values(&repository, "1.0.0", &[]);
 
     // The release leaves an existing CRD unchanged and creates the others.
     let tenants = Path::new(CRDS).join(format!("{}.yaml", Tenant::crd_name()));
@@ -123,7 +112,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     hub.hub.stop().await?;
     let at_home = persistent_state(&home, authority).await?;
     let on_edge = persistent_state(&edge, identity).await?;
-    let values = hub_values(&repository, &["--set=chart.version=1.0.0,logFormat=json"]);
+    let values = hub_values(&repository, "1.0.0", &["--set=logFormat=json"]);
     OwnChart::Hub.install(&home, &values).await?;
     assert_eq!(persistent_state(&home, authority).await?, at_home);
     rollback(&home, OwnChart::Hub, "1").await;
@@ -133,7 +122,7 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     let remaining = home.kubectl(args.into_iter().chain(["-o", "name"])).await;
     assert!(!remaining?.contains(OwnChart::Hub.name()));
     assert_eq!(persistent_state(&home, authority).await?, at_home);
-    let second = hub_values(&repository, &["--set=chart.version=1.1.0"]);
+    let second = hub_values(&repository, "1.1.0", &[]);
     OwnChart::Hub.install(&home, &second).await?;
     assert_eq!(persistent_state(&home, authority).await?, at_home);
     assert_eq!(persistent_state(&edge, identity).await?, on_edge);
@@ -188,7 +177,7 @@ async fn start_with_values_of_krypton_operator(
     home.kubectl(create).await?;
     let file = OwnChart::Hub.cases()?["krypton-operator"].clone();
     let file = format!("--values={}", file.display());
-    let values = hub_values(repository, &["--set=chart.version=1.1.0", &file]);
+    let values = hub_values(repository, "1.1.0", &[&file]);
     let output = OwnChart::Hub.install(home, &values).await?;
     for value in [
         "image.repository",

@@ -45,7 +45,11 @@ fn accounts(chart: OwnChart) -> Vec<String> {
 }
 
 /// Returns the values for a fleet with the chart `small`.
-fn hub_values(repository: &ChartRepository, version: &str, more: &[&str]) -> Vec<String> {
+pub(crate) fn hub_values(
+    repository: &ChartRepository,
+    version: &str,
+    more: &[&str],
+) -> Vec<String> {
     let own_objects = [
         format!("--set=chart.repo={}", repository.url()),
         "--set=chart.name=small".to_owned(),

@@ -29,19 +29,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 const SOON: (&str, &str, &str) = ("CertificateCurrent", "False", "CertificateExpiresSoon");
 const CURRENT: (&str, &str, &str) = ("CertificateCurrent", "True", "Current");
 
-/// An agent's session, without a cluster.
-struct AgentSession {
-    _stop: DropGuard,
-}
-
-/// Connects with a certificate that was issued at this time.
+/// Starts an agent's session without a cluster, with a certificate that was issued at this time.
 async fn connect(
     home: &Cluster,
     hub: &Hub,
     uid: &str,
     key: &KeyPair,
     made: Timestamp,
-) -> TestResult<AgentSession> {
+) -> TestResult<DropGuard> {
     let authority = Authority::load_or_create(home.client(), HUB_NAMESPACE, "test.krypton").await?;
     let request = CertificateParams::default().serialize_request(key)?;
     let life = AGENT_CERTIFICATE_LIFE;
@@ -65,9 +60,7 @@ async fn connect(
     };
     let stop = CancellationToken::new();
     tokio::spawn(session::run(session, stop.clone()));
-    Ok(AgentSession {
-        _stop: stop.drop_guard(),
-    })
+    Ok(stop.drop_guard())
 }
 
 /// Returns the number of reported events.
