@@ -44,7 +44,8 @@ use krypton_hub::members::observation::MemberObservation;
 use krypton_hub::members::tenant_reports::TenantReports;
 use krypton_hub::observe::metrics::{MessageLabels, SessionMetrics};
 use krypton_proto::v1::{
-    AgentMessage, Hello, HubMessage, agent_message::Kind as FromAgent, hub_message::Kind as FromHub,
+    AgentMessage, Hello, HubMessage, RenewRequest, agent_message::Kind as FromAgent,
+    hub_message::Kind as FromHub,
 };
 use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock::{self, BootTime};
@@ -97,6 +98,21 @@ struct TestHub {
 impl TestHub {
     fn new() -> Self {
         Self::with_clock_offset(SignedDuration::ZERO)
+    }
+
+    /// Starts a hub with so many members.
+    async fn start(members: usize) -> (Self, HubListener) {
+        let hub = Self::new().with_members(&names(members));
+        let port = hub.listen(None).await;
+        (hub, port)
+    }
+
+    /// Starts a hub with one member, and an agent that has received its desired state.
+    async fn start_with_agent() -> (Self, HubListener, Agent) {
+        let (hub, port) = Self::start(1).await;
+        let mut agent = Agent::start(hub.dialer(port.address, "edge-0"), "a", "c");
+        agent.wait_for_chart("1.0.0").await;
+        (hub, port, agent)
     }
 
     fn with_clock_offset(clock_offset: SignedDuration) -> Self {
@@ -222,19 +238,7 @@ impl TestHub {
         issued_at: Timestamp,
         life: Duration,
     ) -> Credential {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
-        let request = rcgen::CertificateParams::default()
-            .serialize_request(&key)
-            .unwrap();
-        let certificates = self
-            .authority
-            .get()
-            .sign_agent(request.der(), name, uid, issued_at, life)
-            .unwrap();
-        Credential {
-            certificates,
-            key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
-        }
+        credential_from(&self.authority.get(), (name, uid), issued_at, life)
     }
 
     fn dialer_with(&self, address: SocketAddr, credential: Option<Credential>) -> Arc<Dialer> {
@@ -285,6 +289,35 @@ impl HubListener {
             .await
             .unwrap()
             .unwrap();
+    }
+}
+
+/// Issues a certificate of this authority to an agent.
+fn credential_from(
+    authority: &Authority,
+    (name, uid): (&str, &str),
+    issued_at: Timestamp,
+    life: Duration,
+) -> Credential {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let request = certificate_request(&key);
+    let certificates = authority.sign_agent(&request, name, uid, issued_at, life);
+    Credential {
+        certificates: certificates.unwrap(),
+        key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+    }
+}
+
+fn certificate_request(key: &KeyPair) -> Vec<u8> {
+    let request = rcgen::CertificateParams::default().serialize_request(key);
+    request.unwrap().der().to_vec()
+}
+
+/// Returns a request to renew a certificate with a new key.
+fn renew_request() -> RenewRequest {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    RenewRequest {
+        certificate_request: certificate_request(&key).into(),
     }
 }
 
@@ -354,6 +387,18 @@ impl RawSession {
             receiver,
             connection,
         })
+    }
+
+    /// Opens a session with an ordinary Hello.
+    async fn greet(dialer: &Dialer) -> Result<Self, Status> {
+        Self::open(dialer, FromAgent::Hello(hello(1, "0.1.0"))).await
+    }
+
+    /// Opens a session with an ordinary Hello, and receives the response.
+    async fn start(dialer: &Dialer) -> Self {
+        let mut session = Self::greet(dialer).await.unwrap();
+        session.receive_welcome().await;
+        session
     }
 
     async fn send(&self, kind: FromAgent) {
@@ -485,12 +530,8 @@ fn installed(generation: i64) -> TenantReport {
 
 #[tokio::test]
 async fn desired_state_reaches_agent_and_updates_follow() {
-    let members = names(1);
-    let mut hub = TestHub::new().with_members(&members);
-    let port = hub.listen(None).await;
-    let mut agent = Agent::start(hub.dialer(port.address, "edge-0"), "a", "c");
-    agent.wait_for_chart("1.0.0").await;
-    hub.publish(&members, "1.0.1");
+    let (mut hub, _port, mut agent) = TestHub::start_with_agent().await;
+    hub.publish(&names(1), "1.0.1");
     agent.wait_for_chart("1.0.1").await;
     hub.wait_for_observation("edge-0", |observation| observation.agent_version.is_some())
         .await;

@@ -9,11 +9,8 @@ use super::*;
 
 #[tokio::test]
 async fn agent_reconnects_to_restarted_hub_and_resends_report() {
-    let hub = TestHub::new().with_members(&names(1));
-    let port = hub.listen(None).await;
+    let (hub, port, mut agent) = TestHub::start_with_agent().await;
     let address = port.address;
-    let mut agent = Agent::start(hub.dialer(address, "edge-0"), "a", "c");
-    agent.wait_for_chart("1.0.0").await;
     agent.report_store.set_member(&lease_holder_report());
     hub.wait_for_observation("edge-0", |observation| observation.holder.is_some())
         .await;
@@ -29,11 +26,8 @@ async fn agent_reconnects_to_restarted_hub_and_resends_report() {
 #[tokio::test]
 async fn returning_agent_gets_latest_state_and_reports_once() {
     let members = names(1);
-    let mut hub = TestHub::new().with_members(&members);
-    let port = hub.listen(None).await;
+    let (mut hub, port, mut agent) = TestHub::start_with_agent().await;
     let address = port.address;
-    let mut agent = Agent::start(hub.dialer(address, "edge-0"), "a", "c");
-    agent.wait_for_chart("1.0.0").await;
     agent.report_store.set_member(&lease_holder_report());
     for number in 0..3 {
         agent
@@ -83,8 +77,7 @@ async fn returning_agent_gets_latest_state_and_reports_once() {
 
 #[tokio::test]
 async fn agent_started_before_hub_connects_once_available() {
-    let hub = TestHub::new().with_members(&names(1));
-    let port = hub.listen(None).await;
+    let (hub, port) = TestHub::start(1).await;
     let address = port.address;
     port.close().await;
     let mut agent = Agent::start(hub.dialer(address, "edge-0"), "a", "c");
@@ -131,8 +124,7 @@ async fn two_hundred_simultaneous_agents_are_served() {
 /// The peer vanishes silently: from some moment on, the relay discards all bytes.
 #[tokio::test]
 async fn half_open_connection_is_detected_by_both_sides() {
-    let hub = TestHub::new().with_members(&names(1));
-    let port = hub.listen(None).await;
+    let (hub, port) = TestHub::start(1).await;
     let relay = Relay::start(port.address).await;
     let mut agent = Agent::start(hub.dialer(relay.address, "edge-0"), "a", "c");
     agent.wait_for_chart("1.0.0").await;

@@ -2,7 +2,7 @@
 
 use krypton_hub::members::arbiter::Presence;
 use krypton_proto::REPORTS_PER_MESSAGE;
-use krypton_proto::v1::{FetchChartRequest, Heartbeat, RenewRequest, Report, Tenant};
+use krypton_proto::v1::{FetchChartRequest, Heartbeat, Report, Tenant};
 use tonic::Code;
 
 use super::*;
@@ -20,13 +20,10 @@ async fn wait_until(condition: impl Fn() -> bool) {
 fn flood(from: u32, generation: i64) -> FromAgent {
     let keys = (from..from + REPORTS_PER_MESSAGE as u32).map(tenant);
     FromAgent::Report(Report {
-        deployments: Vec::new(),
-        placed: Vec::new(),
         tenants: keys
             .map(|key| Tenant::new(&key, Some(&installed(generation))))
             .collect(),
-        member: None,
-        complete: None,
+        ..Report::default()
     })
 }
 
@@ -35,24 +32,17 @@ async fn flooding_agent_is_throttled_without_loss_or_disruption() {
     // Small messages exhaust the quota also on a slow machine. The large ones wait for it for some seconds.
     const SMALL: u32 = 600;
     const MESSAGES: u32 = SMALL + 10;
-    let members = names(2);
-    let mut hub = TestHub::new().with_members(&members);
-    let port = hub.listen(None).await;
+    let (mut hub, port) = TestHub::start(2).await;
     let mut other = Agent::start(hub.dialer(port.address, "edge-1"), "a", "c");
     other.wait_for_chart("1.0.0").await;
     let dialer = hub.dialer(port.address, "edge-0");
-    let mut flooder = RawSession::open(&dialer, FromAgent::Hello(hello(1, "0.1.0")))
-        .await
-        .unwrap();
-    flooder.receive_welcome().await;
+    let mut flooder = RawSession::start(&dialer).await;
     // A lone reporter counts, even if it only observes.
     flooder
         .send(FromAgent::Report(Report {
-            deployments: Vec::new(),
-            placed: Vec::new(),
             member: Some((&lease_holder_report()).into()),
             complete: Some(0),
-            tenants: Vec::new(),
+            ..Report::default()
         }))
         .await;
     let FromHub::Desired(_) = flooder.receive().await.unwrap() else {
@@ -79,7 +69,7 @@ async fn flooding_agent_is_throttled_without_loss_or_disruption() {
     });
     // The throttled agent still receives changes, and other agents' reports arrive.
     wait_until(|| hub.metrics.throttled.get() > 0).await;
-    hub.publish(&members, "1.0.1");
+    hub.publish(&names(2), "1.0.1");
     other.wait_for_chart("1.0.1").await;
     let FromHub::Desired(_) = flooder.receive().await.unwrap() else {
         panic!("no desired state")
@@ -103,18 +93,12 @@ async fn flooding_agent_is_throttled_without_loss_or_disruption() {
 
 #[tokio::test]
 async fn flooding_agent_disconnect_is_detected_despite_backlog() {
-    let hub = TestHub::new().with_members(&names(1));
-    let port = hub.listen(None).await;
+    let (hub, port) = TestHub::start(1).await;
     let dialer = hub.dialer(port.address, "edge-0");
-    let mut flooder = RawSession::open(&dialer, FromAgent::Hello(hello(1, "0.1.0")))
-        .await
-        .unwrap();
-    flooder.receive_welcome().await;
+    let flooder = RawSession::start(&dialer).await;
     // One Tenant each: the hub would need minutes to read the messages in flight.
     let small = |generation| {
         FromAgent::Report(Report {
-            deployments: Vec::new(),
-            placed: Vec::new(),
             tenants: vec![Tenant::new(&tenant(0), Some(&installed(generation)))],
             ..Report::default()
         })
@@ -140,10 +124,8 @@ async fn flooding_agent_disconnect_is_detected_despite_backlog() {
 
 #[tokio::test]
 async fn renewals_and_chart_fetches_are_throttled_per_member() {
-    let members = names(2);
-    let hub = TestHub::new().with_members(&members);
-    let port = hub.listen(None).await;
-    let [greedy, other] = [0, 1].map(|number| hub.dialer(port.address, &members[number]));
+    let (hub, port) = TestHub::start(2).await;
+    let [greedy, other] = ["edge-0", "edge-1"].map(|name| hub.dialer(port.address, name));
     let [greedy, other] = [
         greedy.connect().await.unwrap(),
         other.connect().await.unwrap(),
@@ -152,34 +134,24 @@ async fn renewals_and_chart_fetches_are_throttled_per_member() {
         digest: "another".to_owned(),
         ..FetchChartRequest::default()
     };
-    let renewal = || {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
-        let request = rcgen::CertificateParams::default();
-        let request = request.serialize_request(&key).unwrap();
-        RenewRequest {
-            certificate_request: request.der().to_vec().into(),
-        }
-    };
     let mut refused = [Code::Ok; 2];
     for _ in 0..40 {
-        if let Err(status) = greedy.fleet().renew(renewal()).await {
+        if let Err(status) = greedy.fleet().renew(renew_request()).await {
             refused[0] = status.code();
         }
         let fetched = greedy.fleet().fetch_chart(chart()).await;
         refused[1] = fetched.err().unwrap().code();
     }
     assert_eq!(refused, [Code::ResourceExhausted; 2]);
-    other.fleet().renew(renewal()).await.unwrap();
+    other.fleet().renew(renew_request()).await.unwrap();
     let fetched = other.fleet().fetch_chart(chart()).await;
     assert_eq!(fetched.err().unwrap().code(), Code::NotFound);
 }
 
 #[tokio::test]
 async fn sessions_of_one_member_are_paced() {
-    let members = names(2);
-    let hub = TestHub::new().with_members(&members);
-    let port = hub.listen(None).await;
-    let [greedy, other] = [0, 1].map(|number| hub.dialer(port.address, &members[number]));
+    let (hub, port) = TestHub::start(2).await;
+    let [greedy, other] = ["edge-0", "edge-1"].map(|name| hub.dialer(port.address, name));
     let greedy = greedy.connect().await.unwrap();
     let mut refused = Code::Ok;
     for _ in 0..40 {

@@ -8,8 +8,7 @@ use super::*;
 
 #[tokio::test]
 async fn incompatible_versions_are_refused_with_remedy() {
-    let hub = TestHub::new().with_members(&names(1));
-    let port = hub.listen(None).await;
+    let (hub, port) = TestHub::start(1).await;
     let cases = [
         (0, "0.1.0", "protocol"),
         (9, "0.1.0", "protocol"),
@@ -29,9 +28,7 @@ async fn incompatible_versions_are_refused_with_remedy() {
 
 #[tokio::test]
 async fn protocol_violation_ends_only_its_own_session() {
-    let members = names(2);
-    let hub = TestHub::new().with_members(&members);
-    let port = hub.listen(None).await;
+    let (hub, port) = TestHub::start(2).await;
     let mut other = Agent::start(hub.dialer(port.address, "edge-1"), "a", "c");
     other.wait_for_chart("1.0.0").await;
     let heartbeat = FromAgent::Heartbeat(Heartbeat {
@@ -40,8 +37,6 @@ async fn protocol_violation_ends_only_its_own_session() {
         digest_low: 0,
     });
     let nameless = FromAgent::Report(Report {
-        deployments: Vec::new(),
-        placed: Vec::new(),
         tenants: vec![Tenant {
             namespace: String::new(),
             name: "t".to_owned(),
@@ -63,10 +58,7 @@ async fn protocol_violation_ends_only_its_own_session() {
         (nameless, Code::InvalidArgument),
         (oversized, Code::OutOfRange),
     ] {
-        let mut stream = RawSession::open(&dialer, FromAgent::Hello(hello(1, "0.1.0")))
-            .await
-            .unwrap();
-        stream.receive_welcome().await;
+        let mut stream = RawSession::start(&dialer).await;
         stream.send(message).await;
         assert_eq!(stream.closing_status().await.code(), code);
     }
@@ -76,8 +68,7 @@ async fn protocol_violation_ends_only_its_own_session() {
 
 #[tokio::test]
 async fn newer_session_replaces_only_older_of_same_replica() {
-    let hub = TestHub::new().with_members(&names(1));
-    let port = hub.listen(None).await;
+    let (hub, port) = TestHub::start(1).await;
     let dialer = hub.dialer(port.address, "edge-0");
     let as_replica = |replica: &str| {
         let replica = replica.to_owned();

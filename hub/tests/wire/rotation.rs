@@ -16,7 +16,7 @@ use krypton_hub::ca::{self, SecretData, stage};
 use krypton_hub::edgecluster;
 use krypton_hub::members::tenant_reports::PhaseCounts;
 use krypton_proto::Bytes;
-use krypton_proto::v1::{RenewRequest, TrustedRoots};
+use krypton_proto::v1::TrustedRoots;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_types::ca_rotation::{
     self, BlockReason, BlockingMember, RotationPhase, RotationRequest, RotationStep,
@@ -146,28 +146,16 @@ impl HomeCluster {
         assert_eq!(self.reconcile(), RotationStep::Announce);
     }
 
+    /// Returns the members that the switch locks out.
     async fn reconcile_until_switch(&mut self) -> Vec<String> {
-        match self
-            .reconcile_until(|step| matches!(step, RotationStep::Switch(_)))
-            .await
-        {
-            RotationStep::Switch(locked_out) => {
-                locked_out.into_iter().map(|member| member.name).collect()
-            }
-            _ => unreachable!("it was waited for"),
-        }
+        let is_switch = |step: &RotationStep| matches!(step, RotationStep::Switch(_));
+        locked_out(self.reconcile_until(is_switch).await)
     }
 
+    /// Returns the members that the end locks out.
     async fn reconcile_until_finish(&mut self) -> Vec<String> {
-        match self
-            .reconcile_until(|step| matches!(step, RotationStep::Finish(_)))
-            .await
-        {
-            RotationStep::Finish(locked_out) => {
-                locked_out.into_iter().map(|member| member.name).collect()
-            }
-            _ => unreachable!("it was waited for"),
-        }
+        let is_finish = |step: &RotationStep| matches!(step, RotationStep::Finish(_));
+        locked_out(self.reconcile_until(is_finish).await)
     }
 
     /// Locks out a member like an administrator.
@@ -180,6 +168,18 @@ impl HomeCluster {
             RotationPhase::Switched => lock_out.switched = names,
             RotationPhase::Steady | RotationPhase::Announced => lock_out.announced = names,
         }
+    }
+
+    /// Starts agents that receive their desired state.
+    async fn agents(&self, count: usize) -> Vec<RotatingAgent> {
+        let mut agents = Vec::new();
+        for name in names(count) {
+            agents.push(self.agent(&name).await);
+        }
+        for rotating in &mut agents {
+            rotating.agent.wait_for_chart("1.0.0").await;
+        }
+        agents
     }
 
     /// Starts an enrolled agent together with the task that manages its identity.
@@ -241,6 +241,13 @@ impl HomeCluster {
             key,
         }
     }
+}
+
+fn locked_out(step: RotationStep) -> Vec<String> {
+    let (RotationStep::Switch(members) | RotationStep::Finish(members)) = step else {
+        panic!("{step:?} locks out nobody")
+    };
+    members.into_iter().map(|member| member.name).collect()
 }
 
 fn hub_with(secret: &SecretData, names: &[String]) -> TestHub {
@@ -345,13 +352,7 @@ impl AgentSecrets {
 async fn rotation_drops_no_stream_and_rejects_old_root() {
     let mut home = HomeCluster::start(20).await;
     let previous = home.hub.authority.get();
-    let mut agents = Vec::new();
-    for name in names(20) {
-        agents.push(home.agent(&name).await);
-    }
-    for rotating in &mut agents {
-        rotating.agent.wait_for_chart("1.0.0").await;
-    }
+    let mut agents = home.agents(20).await;
     home.request_rotation();
     assert!(home.reconcile_until_switch().await.is_empty());
     let both = RootDigest::from_ders(&home.hub.authority.get().roots());
@@ -378,15 +379,8 @@ async fn rotation_drops_no_stream_and_rejects_old_root() {
     assert_eq!(home.hub.metrics.sessions.get(), 20);
 
     // Certificates of the old root are rejected. An agent that trusts only that root rejects the hub.
-    let key = KeyPair::generate().unwrap();
-    let request = rcgen::CertificateParams::default();
-    let request = request.serialize_request(&key).unwrap();
-    let certificates =
-        previous.sign_agent(request.der(), "edge-0", &uid("edge-0"), clock::wall(), DAY);
-    let old_credential = Credential {
-        certificates: certificates.unwrap(),
-        key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
-    };
+    let uid = uid("edge-0");
+    let old_credential = credential_from(&previous, ("edge-0", &uid), clock::wall(), DAY);
     let mut late = Agent::start(
         home.hub
             .dialer_with(home.address, Some(old_credential.clone())),
@@ -417,12 +411,9 @@ async fn rotation_drops_no_stream_and_rejects_old_root() {
 /// Starts a rotation while edge-0 is connected and edge-1 is away.
 async fn start_with_absent_agent() -> (HomeCluster, RotatingAgent) {
     let mut home = HomeCluster::start(2).await;
-    let mut present = home.agent("edge-0").await;
-    let mut absent = home.agent("edge-1").await;
-    for rotating in [&mut present, &mut absent] {
-        rotating.agent.wait_for_chart("1.0.0").await;
-    }
-    absent.stop().await;
+    let mut agents = home.agents(2).await;
+    agents.remove(1).stop().await;
+    let present = agents.remove(0);
     home.request_rotation();
     home.wait_until_awaited(&[("edge-1", BlockReason::NotTrusted)])
         .await;
@@ -454,13 +445,7 @@ async fn rotation_waits_for_absent_agent_in_each_phase() {
 #[tokio::test]
 async fn restarted_hub_resumes_rotation_in_any_phase() {
     let mut home = HomeCluster::start(3).await;
-    let mut agents = Vec::new();
-    for name in names(3) {
-        agents.push(home.agent(&name).await);
-    }
-    for rotating in &mut agents {
-        rotating.agent.wait_for_chart("1.0.0").await;
-    }
+    let mut agents = home.agents(3).await;
     home.request_rotation();
     home.restart().await;
     home.reconcile_until_switch().await;
@@ -523,9 +508,7 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
         trusted_roots: trusted_roots(),
         ..hello(1, "0.1.0")
     };
-    let mut old = RawSession::open(&old, FromAgent::Hello(hello(1, "0.1.0")))
-        .await
-        .unwrap();
+    let mut old = RawSession::greet(&old).await.unwrap();
     let mut lazy = RawSession::open(&lazy, FromAgent::Hello(hello_with_roots))
         .await
         .unwrap();
@@ -574,13 +557,8 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
             "{status:?}"
         );
         // The connection still exists, but its certificate gives it no access.
-        let key = rcgen::KeyPair::generate().unwrap();
-        let request = rcgen::CertificateParams::default();
-        let request = request.serialize_request(&key).unwrap();
-        let request = RenewRequest {
-            certificate_request: request.der().to_vec().into(),
-        };
-        let status = stream.connection.fleet().renew(request).await.unwrap_err();
+        let renewal = stream.connection.fleet().renew(renew_request()).await;
+        let status = renewal.unwrap_err();
         assert_eq!(status.code(), Code::Unauthenticated, "{status:?}");
     }
 }
