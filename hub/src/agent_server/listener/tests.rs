@@ -164,6 +164,11 @@ impl Hub {
     }
 }
 
+/// The identity of an agent.
+fn of_agent(cluster: &str) -> String {
+    format!("{cluster} {UID}")
+}
+
 /// Calls the service and returns the identity that it sees.
 async fn identity(client: &mut EnrollmentClient<Channel>) -> Result<String, Status> {
     let response = client.enroll(v1::EnrollRequest::default()).await?;
@@ -201,10 +206,8 @@ async fn is_ended(stream: &mut TlsStream<TcpStream>) -> bool {
 async fn a_call_knows_which_agent_it_comes_from() {
     let hub = hub(Limits::default()).await;
     let credential = Hub::agent(&hub.authority, "edge-1", DAY);
-    assert_eq!(
-        hub.identity(Some(credential)).await.unwrap(),
-        format!("edge-1 {UID}")
-    );
+    let caller = hub.identity(Some(credential)).await.unwrap();
+    assert_eq!(caller, of_agent("edge-1"));
     assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
 }
 
@@ -275,10 +278,8 @@ async fn strangers_do_not_take_the_places_of_agents() {
     identity(&mut third).await.unwrap();
     assert!(is_ended(&mut idle).await);
     let credential = Hub::agent(&hub.authority, "edge-1", DAY);
-    assert_eq!(
-        hub.identity(Some(credential)).await.unwrap(),
-        format!("edge-1 {UID}")
-    );
+    let caller = hub.identity(Some(credential)).await.unwrap();
+    assert_eq!(caller, of_agent("edge-1"));
     identity(&mut second).await.unwrap();
     assert_eq!(hub.metrics.refused_count("unauthenticated"), 1);
 }
@@ -355,10 +356,8 @@ async fn member_over_limit_leaves_other_members_served() {
     let mut third = hub.connect(Some(credential.clone())).await.unwrap();
     assert!(is_ended(&mut third).await);
     let other = Hub::agent(&hub.authority, "edge-2", DAY);
-    assert_eq!(
-        hub.identity(Some(other)).await.unwrap(),
-        format!("edge-2 {UID}")
-    );
+    let caller = hub.identity(Some(other)).await.unwrap();
+    assert_eq!(caller, of_agent("edge-2"));
     drop((first, first_bridge));
     // The slot is free as soon as the hub has seen the close.
     while try_identity(&hub, Some(credential.clone())).await.is_none() {}
