@@ -46,6 +46,28 @@ fn writing(holder: &str) -> MemberReport {
     }
 }
 
+/// Claims a desired state that this hub has not issued.
+fn claiming(epoch: Option<u64>, report: MemberReport) -> MemberReport {
+    MemberReport {
+        ahead: epoch.map(|epoch| Version {
+            epoch,
+            generation: 9,
+        }),
+        ..report
+    }
+}
+
+fn agent_details() -> AgentDetails {
+    AgentDetails {
+        cluster_uid: "old".to_owned(),
+        kubernetes_version: "v1".to_owned(),
+        agent_version: "0.1.0".to_owned(),
+        certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
+        key: krypton_crds::edge_cluster::AgentKey::default(),
+        applied: None,
+    }
+}
+
 fn key(name: &str) -> TenantKey {
     TenantKey::new("default", name)
 }
@@ -72,8 +94,33 @@ impl FleetFixture {
             .report(MEMBER, id, changes, complete, at(second));
     }
 
+    /// Opens a reporter, which sends its full report a second later.
+    fn open(
+        &self,
+        id: ReporterId,
+        member: MemberReport,
+        tenants: &[(&str, &str)],
+        second: u64,
+    ) -> watch::Receiver<u64> {
+        let requests = self.members.open(MEMBER, id, at(second));
+        self.report(id, changes(Some(member), tenants), Some(0), second + 1);
+        requests
+    }
+
+    fn total(&self) -> u32 {
+        self.reports.counts(MEMBER, false).total
+    }
+
+    fn presence(&self) -> Presence {
+        self.members.presence(MEMBER).get()
+    }
+
+    fn observation(&self) -> MemberObservation {
+        self.members.observation(MEMBER).unwrap()
+    }
+
     fn mode(&self) -> (Mode, String) {
-        let observation = self.members.observation(MEMBER).unwrap();
+        let observation = self.observation();
         (observation.mode, observation.healthy.reason)
     }
 }
@@ -82,38 +129,28 @@ impl FleetFixture {
 fn lease_holder_is_reporter_among_agent_and_proxy() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
-    let _requests = fleet.members.open(MEMBER, proxy, at(0));
-    let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
-    fleet.report(proxy, first, Some(0), 1);
+    let _requests = fleet.open(proxy, writing("hub/a"), &[("t", "OfTheProxy")], 0);
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
     // The agent connects, observes and waits for the Lease. Its reports do not count yet.
-    let requests = fleet.members.open(MEMBER, agent, at(2));
-    let observed = changes(
-        Some(observing("hub/a")),
-        &[("t", "OfTheAgent"), ("u", "OfTheAgent")],
-    );
-    fleet.report(agent, observed, Some(0), 3);
-    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
-    assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Ready);
+    let tenants = [("t", "OfTheAgent"), ("u", "OfTheAgent")];
+    let requests = fleet.open(agent, observing("hub/a"), &tenants, 2);
+    assert_eq!(fleet.total(), 1);
+    assert_eq!(fleet.presence(), Presence::Ready);
     // The proxy yields. The hub requests a full report from the agent, because the earlier one was dropped.
     fleet.members.close(MEMBER, proxy, at(4));
     assert_eq!(requests.get(), 1);
     let full_report = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
     fleet.report(agent, full_report, Some(1), 5);
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
-    assert_eq!(fleet.reports.counts(MEMBER, false).total, 2);
+    assert_eq!(fleet.total(), 2);
 }
 
 #[test]
 fn reselected_agent_keeps_tenants_until_full_report() {
     let fleet = fleet();
     let (one, other) = (ReporterId::Session(1), ReporterId::Session(2));
-    let requests = fleet.members.open(MEMBER, one, at(0));
-    let first = changes(Some(writing("agent/a")), &[("t", "OfOne")]);
-    fleet.report(one, first, Some(0), 1);
-    let _requests = fleet.members.open(MEMBER, other, at(2));
-    let second = changes(Some(observing("agent/a")), &[("t", "OfOther")]);
-    fleet.report(other, second, Some(0), 3);
+    let requests = fleet.open(one, writing("agent/a"), &[("t", "OfOne")], 0);
+    let _requests = fleet.open(other, observing("agent/a"), &[("t", "OfOther")], 2);
     let silent = MemberReport {
         connected: false,
         ..writing("agent/a")
@@ -123,7 +160,7 @@ fn reselected_agent_keeps_tenants_until_full_report() {
     fleet.report(other, again, Some(1), 5);
     // Its report is complete, but the hub has dropped it.
     fleet.report(one, changes(Some(writing("agent/a")), &[]), None, 6);
-    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
+    assert_eq!(fleet.total(), 1);
     assert_eq!(requests.get(), 1);
 }
 
@@ -150,56 +187,40 @@ fn unrecorded_desired_state_makes_the_member_stale() {
 fn only_complete_report_removes_missing_tenants() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _first = fleet.members.open(MEMBER, agent, at(0));
-    let all = changes(Some(writing("agent/a")), &[("t", "A"), ("u", "A")]);
-    fleet.report(agent, all, Some(0), 1);
+    let _first = fleet.open(agent, writing("agent/a"), &[("t", "A"), ("u", "A")], 0);
     fleet.members.close(MEMBER, agent, at(2));
     let agent = ReporterId::Session(2);
     let _second = fleet.members.open(MEMBER, agent, at(3));
     fleet.report(agent, changes(None, &[("u", "B")]), None, 4);
-    assert_eq!(
-        fleet.reports.counts(MEMBER, false).total,
-        2,
-        "an unfinished account removes nothing"
-    );
+    assert_eq!(fleet.total(), 2, "an unfinished report removes nothing");
     fleet.report(agent, changes(Some(writing("agent/a")), &[]), Some(0), 5);
-    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
+    assert_eq!(fleet.total(), 1);
 }
 
 #[test]
 fn observing_proxy_reports_after_agent_is_lost() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _requests = fleet.members.open(MEMBER, agent, at(0));
-    fleet.report(agent, changes(Some(writing("agent/a")), &[]), Some(0), 1);
+    let _requests = fleet.open(agent, writing("agent/a"), &[], 0);
     fleet.members.close(MEMBER, agent, at(2));
-    assert_eq!(
-        fleet.members.presence(MEMBER).get(),
-        Presence::Away(at(1)),
-        "it may have died right after"
-    );
+    let away = Presence::Away(at(1));
+    assert_eq!(fleet.presence(), away, "it may have died right after");
     // Its last status stays for half a minute after the last report.
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
     fleet.members.set_connection(MEMBER, None, at(31));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::AGENT_AWAY.to_owned()));
-    let _requests = fleet.members.open(MEMBER, ReporterId::Proxy, at(3));
-    let observed = changes(Some(observing("agent/a")), &[("t", "Seen")]);
-    fleet.report(ReporterId::Proxy, observed, Some(0), 4);
+    let observed = observing("agent/a");
+    let _requests = fleet.open(ReporterId::Proxy, observed, &[("t", "Seen")], 3);
     assert_eq!(fleet.mode(), (Mode::Agent, reason::OBSERVING.to_owned()));
-    assert_eq!(
-        fleet.members.observation(MEMBER).unwrap().holder.as_deref(),
-        Some("agent/a")
-    );
-    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
+    assert_eq!(fleet.observation().holder.as_deref(), Some("agent/a"));
+    assert_eq!(fleet.total(), 1);
 }
 
 #[test]
 fn digest_mismatch_requests_full_report_once() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let requests = fleet.members.open(MEMBER, agent, at(0));
-    let all = changes(Some(writing("agent/a")), &[("t", "A")]);
-    fleet.report(agent, all, Some(0), 1);
+    let requests = fleet.open(agent, writing("agent/a"), &[("t", "A")], 0);
     let same = fleet.reports.digest(MEMBER).unwrap();
     fleet.members.compare(MEMBER, agent, same, at(1));
     assert_eq!(requests.get(), 0);
@@ -208,11 +229,8 @@ fn digest_mismatch_requests_full_report_once() {
     assert_eq!(requests.get(), 1);
     let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
     fleet.report(agent, again, Some(1), 2);
-    assert_eq!(
-        fleet.reports.digest(MEMBER).unwrap().0,
-        2,
-        "what is not in it is gone"
-    );
+    let (count, _) = fleet.reports.digest(MEMBER).unwrap();
+    assert_eq!(count, 2, "Tenants that it does not contain are gone");
 }
 
 #[test]
@@ -244,7 +262,7 @@ fn deployment_reports_count_only_from_current_reporter() {
     let first = changes_of(writing("hub/a"), "OfTheProxy");
     fleet.report(proxy, first, Some(0), 1);
     assert_eq!(stored_reason(), ("OfTheProxy".to_owned(), true));
-    assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
+    assert_eq!(fleet.total(), 0);
     let requests = fleet.members.open(MEMBER, agent, at(2));
     let observed = changes_of(observing("hub/a"), "OfTheAgent");
     fleet.report(agent, observed, Some(0), 3);
@@ -271,9 +289,9 @@ fn never_ready_agent_blocks_no_proxy() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
     let _requests = fleet.members.open(MEMBER, agent, at(100));
-    assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Never);
+    assert_eq!(fleet.presence(), Presence::Never);
     fleet.members.close(MEMBER, agent, at(101));
-    assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Away(at(0)));
+    assert_eq!(fleet.presence(), Presence::Away(at(0)));
 }
 
 #[test]
@@ -307,8 +325,7 @@ fn agent_absence_counts_from_last_ready_contact() {
 fn hold_back_overrides_reporter_until_lifted() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _requests = fleet.members.open(MEMBER, agent, at(0));
-    fleet.report(agent, changes(Some(writing("agent/a")), &[]), Some(0), 1);
+    let _requests = fleet.open(agent, writing("agent/a"), &[], 0);
     let reason = Some((reason::BANNED, "by a person".to_owned()));
     fleet.members.hold_back(MEMBER, reason, at(2));
     assert_eq!(fleet.mode(), (Mode::None, reason::BANNED.to_owned()));
@@ -322,23 +339,15 @@ fn unready_agent_makes_no_proxy_yield() {
     let _requests = fleet.members.open(MEMBER, ReporterId::Session(1), at(100));
     // The agent's certificate is recorded by now.
     fleet.members.agent_enrolled(MEMBER, at(101));
-    assert_eq!(
-        fleet.members.presence(MEMBER).get(),
-        Presence::Never,
-        "who is not ready is waited for by nobody"
-    );
+    assert_eq!(fleet.presence(), Presence::Never);
 }
 
 #[test]
 fn agent_without_tenants_is_resynced_after_proxy_leaves() {
     let fleet = fleet();
     let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
-    let _requests = fleet.members.open(MEMBER, proxy, at(0));
-    let first = changes(Some(writing("hub/a")), &[("t", "OfTheProxy")]);
-    fleet.report(proxy, first, Some(0), 1);
-    let requests = fleet.members.open(MEMBER, agent, at(2));
-    let empty = changes(Some(observing("hub/a")), &[]);
-    fleet.report(agent, empty, Some(0), 3);
+    let _requests = fleet.open(proxy, writing("hub/a"), &[("t", "OfTheProxy")], 0);
+    let requests = fleet.open(agent, observing("hub/a"), &[], 2);
     fleet.members.close(MEMBER, proxy, at(4));
     assert_eq!(requests.get(), 1, "what was said to nobody is asked for");
     let empty = changes(Some(writing("agent/a")), &[]);
@@ -353,21 +362,11 @@ fn implausible_epoch_claim_is_ignored() {
     members.set_epoch(7);
     let agent = ReporterId::Session(1);
     let _requests = members.open(MEMBER, agent, at(0));
-    let claiming = |epoch| {
-        let ahead = Some(Version {
-            epoch,
-            generation: 0,
-        });
-        let report = MemberReport {
-            ahead,
-            ..writing("agent/a")
-        };
-        changes(Some(report), &[])
-    };
-    members.report(MEMBER, agent, claiming(u64::MAX), None, at(1));
-    assert_eq!(followed_epoch.get(), 0);
-    members.report(MEMBER, agent, claiming(9), None, at(2));
-    assert_eq!(followed_epoch.get(), 9);
+    for (epoch, now, expected) in [(u64::MAX, 1, 0), (9, 2, 9)] {
+        let claim = changes(Some(claiming(Some(epoch), writing("agent/a"))), &[]);
+        members.report(MEMBER, agent, claim, None, at(now));
+        assert_eq!(followed_epoch.get(), expected);
+    }
 }
 
 #[test]
@@ -397,12 +396,8 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
     let agent = ReporterId::Session(1);
     let claim_is_followed = |member: &str, report: MemberReport, now: u64| {
         let epoch = members.lock().fleet.epoch;
-        let ahead = Some(Version {
-            epoch,
-            generation: 9,
-        });
-        let report = MemberReport { ahead, ..report };
-        members.report(member, agent, changes(Some(report), &[]), None, at(now));
+        let claim = changes(Some(claiming(Some(epoch), report)), &[]);
+        members.report(member, agent, claim, None, at(now));
         let followed = followed_epoch.get() >= epoch;
         if followed {
             members.set_epoch(followed_epoch.get() + 1);
@@ -442,24 +437,12 @@ fn waiting_epoch_claim_is_followed_when_due() {
     let agent = ReporterId::Session(1);
     drop(members.open(MEMBER, agent, at(0)));
     for (epoch, now, expected) in [(3, 1, 3), (4, 2, 3), (4, 21, 4)] {
-        let ahead = Some(Version {
-            epoch,
-            generation: 0,
-        });
-        let report = MemberReport {
-            ahead,
-            ..writing("agent/a")
-        };
-        members.report(MEMBER, agent, changes(Some(report), &[]), None, at(now));
+        let claim = changes(Some(claiming(Some(epoch), writing("agent/a"))), &[]);
+        members.report(MEMBER, agent, claim, None, at(now));
         assert_eq!(followed_epoch.get(), expected, "{now}");
         if now == 2 {
-            let due = members
-                .lock()
-                .fleet
-                .due
-                .iter()
-                .any(|due| *due == (at(21), MEMBER.to_owned()));
-            assert!(due, "it is looked at again by itself");
+            let due = (at(21), MEMBER.to_owned());
+            assert!(members.lock().fleet.due.contains(&due));
         }
     }
 }
@@ -468,39 +451,26 @@ fn waiting_epoch_claim_is_followed_when_due() {
 fn forgotten_agent_clears_its_presence_and_observation() {
     let fleet = fleet();
     fleet.members.agent_enrolled(MEMBER, at(100));
-    let agent = AgentDetails {
-        cluster_uid: "old".to_owned(),
-        kubernetes_version: "v1".to_owned(),
-        agent_version: "0.1.0".to_owned(),
-        certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
-        key: krypton_crds::edge_cluster::AgentKey::default(),
-        applied: None,
-    };
-    fleet.members.agent_connected(MEMBER, &agent);
+    fleet.members.agent_connected(MEMBER, &agent_details());
     fleet.members.forget_agent(MEMBER, at(101));
-    assert_eq!(fleet.members.presence(MEMBER).get(), Presence::Never);
-    let observation = fleet.members.observation(MEMBER).unwrap();
+    assert_eq!(fleet.presence(), Presence::Never);
+    let observation = fleet.observation();
     assert_eq!((observation.uid, observation.certificate), (None, None));
 }
 
 #[test]
 fn suspended_member_health_is_unknown_not_false() {
     let fleet = fleet();
-    let _requests = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
-    let report = changes(Some(writing("hub/a")), &[("t", "A")]);
-    fleet.report(ReporterId::Proxy, report, Some(0), 1);
+    let _requests = fleet.open(ReporterId::Proxy, writing("hub/a"), &[("t", "A")], 0);
     for (reason, truth) in [
         (reason::SUSPENDED, Truth::Unknown),
         (reason::DUPLICATE, Truth::False),
     ] {
         let hold = Some((reason, "it is Sleeping".to_owned()));
         fleet.members.hold_back(MEMBER, hold, at(2));
-        let observation = fleet.members.observation(MEMBER).unwrap();
-        assert_eq!(
-            (observation.mode, observation.healthy.truth),
-            (Mode::None, truth),
-            "{reason}"
-        );
+        let observation = fleet.observation();
+        let state = (observation.mode, observation.healthy.truth);
+        assert_eq!(state, (Mode::None, truth), "{reason}");
         assert_eq!(observation.healthy.message, "it is Sleeping");
         assert_eq!(observation.connected.truth, Truth::True, "{reason}");
     }
@@ -512,34 +482,16 @@ fn suspended_member_health_is_unknown_not_false() {
 fn new_term_forgets_reports_of_closed_session() {
     let fleet = fleet();
     let agent = ReporterId::Session(1);
-    let _requests = fleet.members.open(MEMBER, agent, at(0));
-    let report = changes(Some(writing("agent/a")), &[("t", "A")]);
-    fleet.report(agent, report, Some(0), 1);
-    fleet.members.agent_connected(
-        MEMBER,
-        &AgentDetails {
-            cluster_uid: "u".to_owned(),
-            kubernetes_version: "1".to_owned(),
-            agent_version: "1".to_owned(),
-            certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
-            key: krypton_crds::edge_cluster::AgentKey::default(),
-            applied: None,
-        },
-    );
+    let _requests = fleet.open(agent, writing("agent/a"), &[("t", "A")], 0);
+    fleet.members.agent_connected(MEMBER, &agent_details());
     // While its session lives, its reports stay current.
     fleet.members.begin_term(at(2));
-    assert_eq!(fleet.reports.counts(MEMBER, false).total, 1);
-    assert!(
-        fleet
-            .members
-            .observation(MEMBER)
-            .unwrap()
-            .certificate_reported
-    );
+    assert_eq!(fleet.total(), 1);
+    assert!(fleet.observation().certificate_reported);
     fleet.members.close(MEMBER, agent, at(3));
     fleet.members.begin_term(at(4));
-    let observation = fleet.members.observation(MEMBER).unwrap();
-    assert_eq!(fleet.reports.counts(MEMBER, false).total, 0);
+    let observation = fleet.observation();
+    assert_eq!(fleet.total(), 0);
     assert_eq!((observation.applied, observation.holder), (None, None));
     assert_eq!(
         (observation.agent_version, observation.certificate),
@@ -563,13 +515,11 @@ fn new_term_keeps_proxy_reports_only_if_connected() {
         ),
     ] {
         let fleet = fleet();
-        let requests = fleet.members.open(MEMBER, ReporterId::Proxy, at(0));
-        let all = changes(Some(observing("hub/b")), &[("t", "A")]);
-        fleet.report(ReporterId::Proxy, all, Some(0), 1);
+        let requests = fleet.open(ReporterId::Proxy, observing("hub/b"), &[("t", "A")], 0);
         let update = changes(Some(report), &[]);
         fleet.report(ReporterId::Proxy, update, None, 2);
         fleet.members.begin_term(at(3));
-        assert_eq!(fleet.reports.counts(MEMBER, false).total, total);
+        assert_eq!(fleet.total(), total);
         assert_eq!(requests.get(), requested);
     }
 }
@@ -577,10 +527,8 @@ fn new_term_keeps_proxy_reports_only_if_connected() {
 #[test]
 fn answer_beyond_the_limits_shows_for_a_while() {
     let fleet = fleet();
-    let healthy = || fleet.members.observation(MEMBER).unwrap().healthy.reason;
-    fleet.members.open(MEMBER, ReporterId::Proxy, at(1));
-    let report = changes(Some(writing("hub")), &[]);
-    fleet.report(ReporterId::Proxy, report, Some(0), 1);
+    let healthy = || fleet.observation().healthy.reason;
+    let _requests = fleet.open(ReporterId::Proxy, writing("hub"), &[], 0);
     assert_eq!(healthy(), reason::RECONCILING);
     fleet
         .members
@@ -588,7 +536,7 @@ fn answer_beyond_the_limits_shows_for_a_while() {
     fleet
         .members
         .oversized_response(MEMBER, "second".to_owned(), at(100));
-    let observation = fleet.members.observation(MEMBER).unwrap();
+    let observation = fleet.observation();
     let limited = State::new(Truth::False, reason::LIMIT_EXCEEDED, "first");
     assert_eq!(observation.healthy, limited);
     assert_eq!(observation.connected.truth, Truth::True);
@@ -606,15 +554,8 @@ fn lone_epoch_claim_is_shown_as_unconfirmed() {
     members.set_epoch(7);
     let agent = ReporterId::Session(1);
     let report_claim = |member: &str, claim: Option<u64>, now: u64| {
-        let ahead = claim.map(|epoch| Version {
-            epoch,
-            generation: 9,
-        });
-        let report = MemberReport {
-            ahead,
-            ..writing("agent/a")
-        };
-        members.report(member, agent, changes(Some(report), &[]), None, at(now));
+        let report = changes(Some(claiming(claim, writing("agent/a"))), &[]);
+        members.report(member, agent, report, None, at(now));
         followed_epoch.get()
     };
     for member in [MEMBER, "edge-2", "edge-3"] {
