@@ -333,6 +333,10 @@ mod tests {
         object
     }
 
+    fn remove(cause: FinalizerRemoval) -> DecommissionStep {
+        DecommissionStep::RemoveFinalizer(cause)
+    }
+
     /// A member that has uninstalled all releases.
     fn uninstalled() -> DecommissionState {
         DecommissionState {
@@ -360,10 +364,8 @@ mod tests {
         object.metadata.finalizers = Some(with);
         assert_eq!(next_step(&object, &none), DecommissionStep::Nothing);
         object.spec.deletion_policy = DeletionPolicy::Retain;
-        assert_eq!(
-            next_step(&object, &none),
-            DecommissionStep::RemoveFinalizer(FinalizerRemoval::NotWanted)
-        );
+        let not_wanted = remove(FinalizerRemoval::NotWanted);
+        assert_eq!(next_step(&object, &none), not_wanted);
         assert_eq!(finalizers(&object, false), ["example.org/a"]);
         let mut home = member(DeletionPolicy::Uninstall);
         home.metadata.name = Some(names::SELF_CLUSTER.to_owned());
@@ -372,18 +374,14 @@ mod tests {
 
     #[test]
     fn finalizer_is_removed_once_nothing_is_left() {
-        assert_eq!(
-            next_step(&deleted(), &uninstalled()),
-            DecommissionStep::RemoveFinalizer(FinalizerRemoval::Uninstalled)
-        );
         let none_at_all = DecommissionState {
             uninstall_counts: Some(UninstallCounts::default()),
             ..uninstalled()
         };
-        assert_eq!(
-            next_step(&deleted(), &none_at_all),
-            DecommissionStep::RemoveFinalizer(FinalizerRemoval::Uninstalled)
-        );
+        for progress in [uninstalled(), none_at_all] {
+            let expected = remove(FinalizerRemoval::Uninstalled);
+            assert_eq!(next_step(&deleted(), &progress), expected);
+        }
     }
 
     #[test]
@@ -392,43 +390,18 @@ mod tests {
             total: 2,
             uninstalled: 1,
         };
-        for (progress, expected) in [
-            (
-                DecommissionState {
-                    uninstall_counts: Some(left),
-                    ..uninstalled()
-                },
-                "1 of 2",
-            ),
-            (
-                DecommissionState {
-                    uninstall_counts: None,
-                    ..uninstalled()
-                },
-                "confirmation",
-            ),
-            (
-                DecommissionState {
-                    is_order_applied: false,
-                    ..uninstalled()
-                },
-                "confirmation",
-            ),
-            (
-                DecommissionState {
-                    connected: false,
-                    ..uninstalled()
-                },
-                "unreachable",
-            ),
-            (
-                DecommissionState {
-                    held_back: Some("the EdgeCluster is paused".to_owned()),
-                    ..uninstalled()
-                },
-                "the EdgeCluster is paused",
-            ),
-        ] {
+        let paused = "the EdgeCluster is paused";
+        type Change<'a> = &'a dyn Fn(&mut DecommissionState);
+        let changes: [(Change<'_>, &str); 5] = [
+            (&|it| it.uninstall_counts = Some(left), "1 of 2"),
+            (&|it| it.uninstall_counts = None, "confirmation"),
+            (&|it| it.is_order_applied = false, "confirmation"),
+            (&|it| it.connected = false, "unreachable"),
+            (&|it| it.held_back = Some(paused.to_owned()), paused),
+        ];
+        for (change, expected) in changes {
+            let mut progress = uninstalled();
+            change(&mut progress);
             let step = next_step(&deleted(), &progress);
             assert!(
                 !matches!(step, DecommissionStep::RemoveFinalizer(_)),
@@ -448,18 +421,14 @@ mod tests {
             deletion: None,
             ..uninstalled()
         };
-        assert_eq!(
-            next_step(&deleted(), &unread),
-            DecommissionStep::RereadDeletion
-        );
+        let reread = DecommissionStep::RereadDeletion;
+        assert_eq!(next_step(&deleted(), &unread), reread);
         let crd = DecommissionState {
             deletion: Some(DeletionCause::Crd),
             ..DecommissionState::default()
         };
-        assert_eq!(
-            next_step(&deleted(), &crd),
-            DecommissionStep::RemoveFinalizer(FinalizerRemoval::CrdDeleted)
-        );
+        let crd_deleted = remove(FinalizerRemoval::CrdDeleted);
+        assert_eq!(next_step(&deleted(), &crd), crd_deleted);
     }
 
     #[test]
@@ -468,38 +437,25 @@ mod tests {
         gone.metadata.finalizers = None;
         assert_eq!(next_step(&gone, &uninstalled()), DecommissionStep::Gone);
         gone.spec.deletion_policy = DeletionPolicy::default();
-        assert_eq!(
-            next_step(&gone, &DecommissionState::default()),
-            DecommissionStep::Gone
-        );
+        let unread = DecommissionState::default();
+        assert_eq!(next_step(&gone, &unread), DecommissionStep::Gone);
     }
 
     #[test]
     fn only_confirmed_deletion_orders_uninstall() {
         let cause = String::new;
+        let (pause, uninstall) = (Some((true, false)), Some((false, true)));
         for (step, expected) in [
-            (DecommissionStep::Nothing, Some((true, false))),
+            (DecommissionStep::Nothing, pause),
             (DecommissionStep::Gone, None),
-            (DecommissionStep::AddFinalizer, Some((true, false))),
-            (
-                DecommissionStep::RemoveFinalizer(FinalizerRemoval::NotWanted),
-                Some((true, false)),
-            ),
+            (DecommissionStep::AddFinalizer, pause),
             (DecommissionStep::RereadDeletion, None),
-            (DecommissionStep::Wait(cause()), Some((true, false))),
-            (DecommissionStep::Uninstall(cause()), Some((false, true))),
-            (
-                DecommissionStep::RemoveFinalizer(FinalizerRemoval::Uninstalled),
-                None,
-            ),
-            (
-                DecommissionStep::RemoveFinalizer(FinalizerRemoval::Orphaned),
-                Some((true, false)),
-            ),
-            (
-                DecommissionStep::RemoveFinalizer(FinalizerRemoval::CrdDeleted),
-                Some((true, false)),
-            ),
+            (DecommissionStep::Wait(cause()), pause),
+            (DecommissionStep::Uninstall(cause()), uninstall),
+            (remove(FinalizerRemoval::NotWanted), pause),
+            (remove(FinalizerRemoval::Uninstalled), None),
+            (remove(FinalizerRemoval::Orphaned), pause),
+            (remove(FinalizerRemoval::CrdDeleted), pause),
         ] {
             let order = step.order(true).map(|order| (order.paused, order.retire));
             assert_eq!(order, expected, "{step:?}");
@@ -529,16 +485,12 @@ mod tests {
         orphaned
             .annotations_mut()
             .insert(names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned());
-        assert_eq!(
-            next_step(&orphaned, &unread),
-            DecommissionStep::RemoveFinalizer(FinalizerRemoval::Orphaned)
-        );
         let mut retained = deleted();
         retained.spec.deletion_policy = DeletionPolicy::Retain;
-        assert_eq!(
-            next_step(&retained, &unread),
-            DecommissionStep::RemoveFinalizer(FinalizerRemoval::Orphaned)
-        );
+        for object in [orphaned, retained] {
+            let expected = remove(FinalizerRemoval::Orphaned);
+            assert_eq!(next_step(&object, &unread), expected);
+        }
     }
 
     #[test]

@@ -174,6 +174,20 @@ fn certificate_validity(
 mod tests {
     use super::*;
 
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    /// Returns the status of member `a` at this second.
+    fn next_status(
+        previous: Option<&EdgeClusterStatus>,
+        observation: &MemberObservation,
+        second: i64,
+    ) -> EdgeClusterStatus {
+        let counts = PhaseCounts::default();
+        status("a", previous, observation, counts, None, 1, at(second))
+    }
+
     #[test]
     fn member_is_ready_while_connected_and_healthy() {
         let state = |truth, reason: &str| State::new(truth, reason, format!("why {reason}"));
@@ -183,15 +197,7 @@ mod tests {
                 healthy: state(healthy, "H"),
                 ..MemberObservation::default()
             };
-            let next = status(
-                "a",
-                None,
-                &observation,
-                PhaseCounts::default(),
-                None,
-                1,
-                Timestamp::UNIX_EPOCH,
-            );
+            let next = next_status(None, &observation, 0);
             conditions::find(&next.conditions, READY).unwrap()
         };
         for (connected, healthy, expected) in [
@@ -201,10 +207,8 @@ mod tests {
             (Truth::False, Truth::True, (Truth::False, "C")),
             (Truth::Unknown, Truth::False, (Truth::Unknown, "C")),
         ] {
-            assert_eq!(
-                status_for(connected, healthy),
-                state(expected.0, expected.1)
-            );
+            let expected = state(expected.0, expected.1);
+            assert_eq!(status_for(connected, healthy), expected);
         }
     }
 
@@ -255,9 +259,7 @@ mod tests {
                 healthy: state(healthy),
                 ..MemberObservation::default()
             };
-            let counts = PhaseCounts::default();
-            let now = Timestamp::UNIX_EPOCH;
-            let next = status("a", None, &observation, counts, None, 1, now);
+            let next = next_status(None, &observation, 0);
             let shown = ["Reconciling", "Stalled"].map(|type_| {
                 let found = conditions::find(&next.conditions, type_)?;
                 assert_eq!((found.truth, &*found.message), (Truth::True, "why"));
@@ -277,41 +279,13 @@ mod tests {
             uid: Some("u".to_owned()),
             ..MemberObservation::default()
         };
-        let at = |second| Timestamp::from_second(second).unwrap();
-        let first = status(
-            "a",
-            None,
-            &observation,
-            PhaseCounts::default(),
-            None,
-            1,
-            at(100),
-        );
-        let again = status(
-            "a",
-            Some(&first),
-            &observation,
-            PhaseCounts::default(),
-            None,
-            1,
-            at(159),
-        );
-        assert_eq!(first, again);
-        let later = status(
-            "a",
-            Some(&first),
-            &observation,
-            PhaseCounts::default(),
-            None,
-            1,
-            at(160),
-        );
-        assert_ne!(first, later);
+        let first = next_status(None, &observation, 100);
+        assert_eq!(first, next_status(Some(&first), &observation, 159));
+        assert_ne!(first, next_status(Some(&first), &observation, 160));
     }
 
     #[test]
     fn earlier_certificate_expiry_is_recorded_only_from_session() {
-        let at = |second| Timestamp::from_second(second).unwrap();
         for (known, is_reported, recorded, expected) in [
             (None, false, None, None),
             (None, false, Some(200), Some(200)),
@@ -330,15 +304,7 @@ mod tests {
                 certificate_expiry: recorded.map(|end| Time(at(end))),
                 ..EdgeClusterStatus::default()
             };
-            let next = status(
-                "a",
-                Some(&previous),
-                &observation,
-                PhaseCounts::default(),
-                None,
-                1,
-                at(0),
-            );
+            let next = next_status(Some(&previous), &observation, 0);
             let expiry = next.certificate_expiry.map(|end| end.0.as_second());
             assert_eq!(expiry, expected, "{known:?} {is_reported} {recorded:?}");
             let has_condition = conditions::find(&next.conditions, "CertificateCurrent").is_some();
@@ -355,19 +321,7 @@ mod tests {
             holder: Some("hub/a".to_owned()),
             ..MemberObservation::default()
         };
-        let status_for = |previous: Option<&EdgeClusterStatus>, observation: &MemberObservation| {
-            let at = Timestamp::from_second(100).unwrap();
-            status(
-                "a",
-                previous,
-                observation,
-                PhaseCounts::default(),
-                None,
-                1,
-                at,
-            )
-        };
-        let first = status_for(None, &reported);
+        let first = next_status(None, &reported, 100);
         let silent = |record_expired| MemberObservation {
             record_expired,
             ..MemberObservation::default()
@@ -380,55 +334,29 @@ mod tests {
             conditions::find(&status.conditions, type_)
                 .map(|it| format!("{:?} {}", it.truth, it.reason))
         };
-        for (observation, mode, holder, connected, healthy) in [
-            (
-                silent(false),
-                Mode::Proxy,
-                true,
-                "True Connected",
-                "True Reconciling",
-            ),
-            (
-                silent(true),
-                Mode::None,
-                false,
-                "Unknown Starting",
-                "Unknown Starting",
-            ),
-            (
-                unreachable,
-                Mode::None,
-                false,
-                "False Unreachable",
-                "Unknown Starting",
-            ),
+        let late_report = MemberObservation {
+            record_expired: true,
+            ..reported
+        };
+        let healthy = (Mode::Proxy, "True Connected", "True Reconciling");
+        let starting = (Mode::None, "Unknown Starting", "Unknown Starting");
+        let lost = (Mode::None, "False Unreachable", "Unknown Starting");
+        for (previous, observation, (mode, connected, healthy)) in [
+            (Some(&first), silent(false), healthy),
+            (Some(&first), silent(true), starting),
+            (Some(&first), unreachable, lost),
             // A report counts at any time.
-            (
-                MemberObservation {
-                    record_expired: true,
-                    ..reported
-                },
-                Mode::Proxy,
-                true,
-                "True Connected",
-                "True Reconciling",
-            ),
+            (Some(&first), late_report, healthy),
+            // Without a recorded status, nothing can stay.
+            (None, silent(false), starting),
         ] {
-            let next = status_for(Some(&first), &observation);
-            assert_eq!(
-                (next.mode, next.lease_holder.is_some()),
-                (Some(mode), holder),
-                "{observation:?}"
-            );
+            let next = next_status(previous, &observation, 100);
+            assert_eq!(next.mode, Some(mode), "{observation:?}");
+            let has_holder = next.lease_holder.is_some();
+            assert_eq!(has_holder, mode == Mode::Proxy, "{observation:?}");
             assert_eq!(condition(&next, "Connected").as_deref(), Some(connected));
             assert_eq!(condition(&next, "Healthy").as_deref(), Some(healthy));
         }
-        // Without a recorded status, nothing can stay.
-        let new = status_for(None, &silent(false));
-        assert_eq!(
-            condition(&new, "Connected").as_deref(),
-            Some("Unknown Starting")
-        );
     }
 
     #[test]
@@ -438,25 +366,8 @@ mod tests {
             uid: Some(uid.to_owned()),
             ..MemberObservation::default()
         };
-        let at = Timestamp::UNIX_EPOCH;
-        let first = status(
-            "a",
-            None,
-            &with_uid("u"),
-            PhaseCounts::default(),
-            None,
-            1,
-            at,
-        );
-        let second = status(
-            "a",
-            Some(&first),
-            &with_uid("v"),
-            PhaseCounts::default(),
-            None,
-            1,
-            at,
-        );
+        let first = next_status(None, &with_uid("u"), 0);
+        let second = next_status(Some(&first), &with_uid("v"), 0);
         assert_eq!(second.cluster_uid.as_deref(), Some("u"));
     }
 }
