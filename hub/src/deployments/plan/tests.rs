@@ -70,6 +70,20 @@ fn report(ready: (Truth, &str), error: Option<&str>) -> DeploymentReport {
     }
 }
 
+/// A deployment on edge-1 with this report of the member.
+fn reported(report: DeploymentReport) -> DeploymentFixture {
+    let fixture = fixture().with_placements(&HERE);
+    fixture.with_report("edge-1", report)
+}
+
+fn failed(reason: &str) -> DeploymentReport {
+    report((Truth::False, reason), Some(reason))
+}
+
+fn unready() -> DeploymentReport {
+    report((Truth::False, reason::NOT_READY), None)
+}
+
 fn installed_report() -> DeploymentReport {
     report((Truth::True, reason::INSTALLED), None)
 }
@@ -207,10 +221,8 @@ fn deployment_is_recorded_before_it_is_ordered() {
     assert_eq!(finalizers, [names::DEPLOYMENT_FINALIZER]);
     assert_eq!(placements(&decision), HERE);
     assert!(decision.orders.is_empty(), "{:?}", decision.orders);
-    assert_eq!(
-        reasons(&decision.finalizer_events),
-        ["AccountValidated", "FinalizerAdded"]
-    );
+    let events = ["AccountValidated", "FinalizerAdded"];
+    assert_eq!(reasons(&decision.finalizer_events), events);
     assert!(reasons(&decision.status_events).contains(&"Routing"));
     // Half of the record is not enough.
     let mut without_finalizer = fixture().with_placements(&HERE);
@@ -251,7 +263,7 @@ fn reconcile_request_is_acknowledged_once_member_handled_it() {
 
 #[test]
 fn deployment_status_follows_member_report() {
-    let failed_report = |reason| report((Truth::False, reason::NOT_READY), Some(reason));
+    let failed = |reason| report((Truth::False, reason::NOT_READY), Some(reason));
     let older_generation = DeploymentReport {
         observed_generation: 2,
         ..installed_report()
@@ -260,93 +272,54 @@ fn deployment_status_follows_member_report() {
         uid: "another".to_owned(),
         ..installed_report()
     };
-    let (pending, error) = (DeploymentPhase::Pending, DeploymentPhase::Error);
-    let (not_ready, unknown) = (Truth::False, Truth::Unknown);
-    let installing = report((not_ready, reason::INSTALLING), None);
-    let readiness_unknown = report((unknown, reason::NOT_READY), None);
+    let installing = report((Truth::False, reason::INSTALLING), None);
+    let readiness_unknown = report((Truth::Unknown, reason::NOT_READY), None);
     let installed = (Truth::True, reason::INSTALLED);
+    let unhealthy = report(installed, Some(reason::HEALTH_CHECK_FAILED));
     // The installed revision is ready, but the upgrade failed.
     let not_upgraded = report(installed, Some(reason::UPGRADE_FAILED));
-    for (member_report, truth, ready_reason, phase) in [
-        (
-            installed_report(),
-            Truth::True,
-            "Deployed",
-            DeploymentPhase::Ready,
-        ),
-        (older_generation, not_ready, "NotReady", pending),
-        (other_uid, not_ready, "NotReady", pending),
-        (uninstalled_report(), not_ready, "NotReady", pending),
-        (installing, not_ready, "NotReady", pending),
-        (readiness_unknown, unknown, "NotReady", pending),
-        (
-            failed_report(reason::INSTALL_FAILED),
-            not_ready,
-            "HelmFailed",
-            error,
-        ),
-        (
-            failed_report(reason::CHART_NOT_LOADED),
-            not_ready,
-            "HelmFailed",
-            error,
-        ),
+    let pending = (Truth::False, "NotReady", DeploymentPhase::Pending);
+    let unknown = (Truth::Unknown, "NotReady", DeploymentPhase::Pending);
+    let ready = (Truth::True, "Deployed", DeploymentPhase::Ready);
+    let error = |reason| (Truth::False, reason, DeploymentPhase::Error);
+    for (report, (truth, ready_reason, phase)) in [
+        (installed_report(), ready),
+        (older_generation, pending),
+        (other_uid, pending),
+        (uninstalled_report(), pending),
+        (installing, pending),
+        (readiness_unknown, unknown),
+        (failed(reason::INSTALL_FAILED), error("HelmFailed")),
+        (failed(reason::CHART_NOT_LOADED), error("HelmFailed")),
         // A failure outside Helm keeps its own reason.
-        (
-            failed_report(reason::RELEASE_IN_USE),
-            not_ready,
-            "ReleaseInUse",
-            error,
-        ),
-        (
-            report(installed, Some(reason::HEALTH_CHECK_FAILED)),
-            not_ready,
-            "HealthCheckFailed",
-            error,
-        ),
-        (not_upgraded, not_ready, "HelmFailed", error),
+        (failed(reason::RELEASE_IN_USE), error("ReleaseInUse")),
+        (unhealthy, error("HealthCheckFailed")),
+        (not_upgraded, error("HelmFailed")),
     ] {
-        let decision = fixture()
-            .with_placements(&HERE)
-            .with_report("edge-1", member_report.clone())
-            .decide();
-        assert_eq!(
-            ready_condition(&decision),
-            (truth, ready_reason.to_owned()),
-            "{member_report:?}"
-        );
-        assert_eq!(decision.status.phase, Some(phase), "{member_report:?}");
+        let decision = reported(report.clone()).decide();
+        let expected = (truth, ready_reason.to_owned());
+        assert_eq!(ready_condition(&decision), expected, "{report:?}");
+        assert_eq!(decision.status.phase, Some(phase), "{report:?}");
     }
 }
 
 #[test]
 fn repair_is_shown_until_release_is_ready() {
     const REPAIR: &str = "RepairTriggered";
-    let placed = |repair, report| {
-        let mut fixture = fixture()
-            .with_placements(&HERE)
-            .with_report("edge-1", report);
-        fixture.repair = repair;
-        fixture
+    let placed = |repair, report| DeploymentFixture {
+        repair,
+        ..reported(report)
     };
-    let unready = || report((Truth::False, reason::NOT_READY), None);
-    let failed = report(
-        (Truth::False, reason::INSTALL_FAILED),
-        Some(reason::INSTALL_FAILED),
-    );
+    let failed = failed(reason::INSTALL_FAILED);
     let (corrected, reinstalled) = (Some(Repair::Corrected), Some(Repair::Reinstalled));
+    let deployed = vec!["HelmDeployed", "Ready"];
     for (repair, member_report, ready_reason, events) in [
         (None, unready(), "NotReady", vec!["NotReady"]),
         (reinstalled, unready(), REPAIR, vec![REPAIR]),
         // The correction has its own event.
         (corrected, unready(), REPAIR, vec![]),
         (reinstalled, failed, "HelmFailed", vec!["HelmDeployFailed"]),
-        (
-            corrected,
-            installed_report(),
-            "Deployed",
-            vec!["HelmDeployed", "Ready"],
-        ),
+        (corrected, installed_report(), "Deployed", deployed),
     ] {
         let decision = placed(repair, member_report).decide();
         assert_eq!(ready_condition(&decision).1, ready_reason, "{repair:?}");
@@ -363,20 +336,15 @@ fn repair_is_shown_until_release_is_ready() {
 
 #[test]
 fn repair_of_ready_release_is_shown_once() {
-    let mut fixture = fixture()
-        .with_placements(&HERE)
-        .with_report("edge-1", installed_report());
+    let mut fixture = reported(installed_report());
     fixture.object.status = Some(fixture.decide().status);
+    let (pending, ready) = (DeploymentPhase::Pending, DeploymentPhase::Ready);
     for (repair, phase, events) in [
         // The correction has its own event.
-        (Repair::Corrected, DeploymentPhase::Pending, vec![]),
-        (Repair::Corrected, DeploymentPhase::Ready, vec!["Ready"]),
-        (
-            Repair::Reinstalled,
-            DeploymentPhase::Pending,
-            vec!["RepairTriggered"],
-        ),
-        (Repair::Reinstalled, DeploymentPhase::Ready, vec!["Ready"]),
+        (Repair::Corrected, pending, vec![]),
+        (Repair::Corrected, ready, vec!["Ready"]),
+        (Repair::Reinstalled, pending, vec!["RepairTriggered"]),
+        (Repair::Reinstalled, ready, vec!["Ready"]),
     ] {
         fixture.repair = Some(repair);
         let decision = fixture.decide();
@@ -395,18 +363,13 @@ fn pause_is_shown_with_any_state() {
         report.state.progress = Some(State::new(Truth::False, reason::PAUSED, message));
         report
     };
-    let failed = report(
-        (Truth::False, reason::UPGRADE_FAILED),
-        Some(reason::UPGRADE_FAILED),
-    );
-    let unready = report((Truth::False, reason::NOT_READY), None);
+    let failed = failed(reason::UPGRADE_FAILED);
     for (report, (truth, reason)) in [
         (installed_report(), (Truth::True, "Deployed")),
         (failed, (Truth::False, "HelmFailed")),
-        (unready, (Truth::False, "NotReady")),
+        (unready(), (Truth::False, "NotReady")),
     ] {
-        let fixture = fixture().with_placements(&[("edge-1", false)]);
-        let decision = fixture.with_report("edge-1", paused(report)).decide();
+        let decision = reported(paused(report)).decide();
         assert_eq!(ready_condition(&decision), (truth, reason.to_owned()));
         let line = decision.status.last_message.unwrap();
         assert!(line.ends_with(&format!("; {message}")), "{line}");
@@ -415,16 +378,9 @@ fn pause_is_shown_with_any_state() {
 
 #[test]
 fn unready_deployment_is_reconciling_stalled_or_paused() {
-    let reported = |report| {
-        fixture()
-            .with_placements(&HERE)
-            .with_report("edge-1", report)
-    };
-    let failed = |reason| report((Truth::False, reason), Some(reason));
-    let unresolved = |reason: &str| {
-        let mut fixture = fixture();
-        fixture.target = Err(State::new(Truth::False, reason, "why"));
-        fixture
+    let unresolved = |reason: &str| DeploymentFixture {
+        target: Err(State::new(Truth::False, reason, "why")),
+        ..fixture()
     };
     let mut no_account = reported(installed_report());
     no_account.object.spec.account.name = String::new();
@@ -437,35 +393,23 @@ fn unready_deployment_is_reconciling_stalled_or_paused() {
         ..failed(reason::RELEASE_IN_USE)
     };
     let (reconciling, stalled) = (Some(conditions::RECONCILING), Some(conditions::STALLED));
+    let failed_once = reported(failed(reason::UPGRADE_FAILED));
+    let silent = reported(installed_report()).disconnected("edge-1");
+    let unreported = fixture().with_placements(&HERE);
+    let closed_member = unresolved(reason::NAMESPACE_NOT_ALLOWED);
     for (case, mut fixture, expected) in [
         ("installed", reported(installed_report()), None),
-        (
-            "failed",
-            reported(failed(reason::UPGRADE_FAILED)),
-            reconciling,
-        ),
-        (
-            "not reported",
-            fixture().with_placements(&HERE),
-            reconciling,
-        ),
+        ("failed", failed_once, reconciling),
+        ("not reported", unreported, reconciling),
         ("earlier refusal", reported(older_generation), reconciling),
         ("refused", reported(failed(reason::RELEASE_IN_USE)), stalled),
         ("paused", reported(paused), None),
-        (
-            "silent",
-            reported(installed_report()).disconnected("edge-1"),
-            reconciling,
-        ),
+        ("silent", silent, reconciling),
         ("no account", no_account, stalled),
         ("full", full, stalled),
         ("no Secret", unresolved("SecretNotFound"), reconciling),
         ("closed Secret", unresolved("SecretNotAllowed"), stalled),
-        (
-            "closed member",
-            unresolved(reason::NAMESPACE_NOT_ALLOWED),
-            stalled,
-        ),
+        ("closed member", closed_member, stalled),
     ] {
         let status = fixture.decide().status;
         let ready = conditions::find(&status.conditions, READY).unwrap();
@@ -484,16 +428,10 @@ fn unready_deployment_is_reconciling_stalled_or_paused() {
 
 #[test]
 fn silent_member_makes_ready_unknown_and_removes_nothing() {
-    let placed = || {
-        fixture()
-            .with_placements(&HERE)
-            .with_report("edge-1", installed_report())
-    };
+    let placed = || reported(installed_report());
     let decision = placed().disconnected("edge-1").decide();
-    assert_eq!(
-        ready_condition(&decision),
-        (Truth::Unknown, "EdgeUnavailable".to_owned())
-    );
+    let unavailable = (Truth::Unknown, "EdgeUnavailable".to_owned());
+    assert_eq!(ready_condition(&decision), unavailable);
     assert_eq!(orders(&decision), HERE);
     let not_found = || State::new(Truth::False, "SecretNotFound", "there is no Secret");
     for (target, account) in [(Err(not_found()), "acme"), (Ok("edge-1"), "")] {
@@ -552,22 +490,10 @@ fn old_place_stays_until_new_one_is_ready() {
         observed_generation: 2,
         ..uninstalled_report()
     };
-    assert_eq!(
-        placements(
-            &removing()
-                .with_report("edge-0", earlier_generation)
-                .decide()
-        ),
-        REMOVING
-    );
-    assert_eq!(
-        placements(
-            &moving()
-                .with_report("edge-0", uninstalled_report())
-                .decide()
-        ),
-        BOTH
-    );
+    let unanswered = removing().with_report("edge-0", earlier_generation);
+    assert_eq!(placements(&unanswered.decide()), REMOVING);
+    let unrecorded = moving().with_report("edge-0", uninstalled_report());
+    assert_eq!(placements(&unrecorded.decide()), BOTH);
     // If the object targets the cluster again, the hub records this before it orders the release.
     let mut reverted = removing();
     reverted.target = Ok("edge-0");
@@ -677,10 +603,8 @@ fn unrecorded_deployment_is_assumed_at_its_target() {
         .with_annotation(names::ORPHAN_ANNOTATION, "true")
         .decide();
     assert_eq!(orphaned.finalizers, Some(Vec::new()));
-    assert_eq!(
-        reasons(&orphaned.finalizer_events),
-        ["Orphaned", "FinalizerRemoved"]
-    );
+    let events = ["Orphaned", "FinalizerRemoved"];
+    assert_eq!(reasons(&orphaned.finalizer_events), events);
     // No placement is recorded any longer.
     let done = fixture().with_placements(&[]).with_deletion(None).decide();
     assert_eq!(done.finalizers, Some(Vec::new()));
@@ -719,23 +643,17 @@ fn deletion_waits_for_unavailable_member_and_reports_it() {
 
 #[test]
 fn events_are_emitted_only_on_change() {
-    let mut fixture = fixture()
-        .with_placements(&HERE)
-        .with_report("edge-1", installed_report());
+    let mut fixture = reported(installed_report());
     let decision = fixture.decide();
     assert_eq!(reasons(&decision.status_events), ["HelmDeployed", "Ready"]);
     fixture.object.status = Some(decision.status.clone());
     let again = fixture.decide();
     assert_eq!(again.status, decision.status);
     assert!(again.status_events.is_empty());
-    let fixture = fixture.with_report(
-        "edge-1",
-        report((Truth::False, "X"), Some(reason::UPGRADE_FAILED)),
-    );
-    assert_eq!(
-        reasons(&fixture.decide().status_events),
-        ["HelmDeployFailed"]
-    );
+    let decision = fixture
+        .with_report("edge-1", failed(reason::UPGRADE_FAILED))
+        .decide();
+    assert_eq!(reasons(&decision.status_events), ["HelmDeployFailed"]);
 }
 
 #[test]

@@ -59,32 +59,18 @@ fn secret_precedes_deprecated_field_and_region_name() {
         it.kubeconfig_secret_name = Some("old".to_owned());
     });
     let empty = spec(|it| it.kubeconfig_secret_name = Some(String::new()));
+    let of_region = "fleet/paris-kubeconfig";
     for (case, spec, secret, key, is_default) in [
         ("all", spec(all), "team/admin", Some("admin.conf"), false),
         ("a name only", name_only, "fleet/admin", None, false),
         ("the deprecated field", deprecated, "fleet/old", None, false),
         ("no name", no_name, "fleet/old", Some("value"), false),
-        (
-            "an empty field",
-            empty,
-            "fleet/paris-kubeconfig",
-            None,
-            true,
-        ),
-        (
-            "nothing",
-            spec(|_| {}),
-            "fleet/paris-kubeconfig",
-            None,
-            true,
-        ),
+        ("an empty field", empty, of_region, None, true),
+        ("nothing", spec(|_| {}), of_region, None, true),
     ] {
         let expected = (secret.to_owned(), key.map(str::to_owned), is_default);
-        assert_eq!(
-            secret_fields(target_reference(&spec, "fleet")),
-            expected,
-            "{case}"
-        );
+        let reference = target_reference(&spec, "fleet");
+        assert_eq!(secret_fields(reference), expected, "{case}");
     }
     let profile = spec(|it| {
         all(it);
@@ -177,33 +163,25 @@ fn secret_reference(secret: &SecretName) -> TargetReference {
 #[test]
 fn secret_is_open_to_its_namespace_unless_labelled() {
     let (team_secret, hub_secret) = (secret("team", "admin"), secret("fleet", "admin"));
+    let unread = SecretState::Unread("why".to_owned());
     for (secret_name, namespace, secret_state, allowed) in [
         (&team_secret, "team", existing_secret(false), true),
         (&team_secret, "other", existing_secret(false), false),
         (&team_secret, "other", existing_secret(true), true),
         // An object that may not name the Secret does not learn whether it exists.
         (&team_secret, "other", SecretState::Absent, false),
-        (
-            &team_secret,
-            "other",
-            SecretState::Unread("why".to_owned()),
-            false,
-        ),
+        (&team_secret, "other", unread, false),
         (&hub_secret, "other", existing_secret(false), true),
     ] {
         let fixture = SelectionFixture::default()
             .member("admin", Some(secret_name.origin().source_ref()))
             .secret_state(secret_name, secret_state.clone());
         let selected = fixture.select(&secret_reference(secret_name), namespace);
-        let expected = if allowed {
-            Ok("admin".to_owned())
-        } else {
-            Err("SecretNotAllowed".to_owned())
+        let expected = match allowed {
+            true => Ok("admin".to_owned()),
+            false => Err("SecretNotAllowed".to_owned()),
         };
-        assert_eq!(
-            selected, expected,
-            "{secret_name} from {namespace}: {secret_state:?}"
-        );
+        assert_eq!(selected, expected, "{namespace}: {secret_state:?}");
     }
 }
 
@@ -218,44 +196,21 @@ fn pending_target_differs_from_impossible_one() {
         member: "Not A Name".to_owned(),
         open: false,
     };
-    let with_secret_state = |secret_state| member().secret_state(&admin, secret_state);
+    let (absent, existing) = (SecretState::Absent, || existing_secret(false));
     let name_taken = fixture().member("admin", other_source);
-    for (case, fixture, expected) in [
-        ("not looked for yet", member(), Err("Starting")),
-        (
-            "gone",
-            with_secret_state(SecretState::Absent),
-            Err("SecretNotFound"),
-        ),
+    for (case, fixture, secret_state, expected) in [
+        ("gone", member(), absent, Err("SecretNotFound")),
         // A known member stays the target.
-        (
-            "unread, and known",
-            with_secret_state(unreadable()),
-            Ok("admin"),
-        ),
-        (
-            "unread",
-            fixture().secret_state(&admin, unreadable()),
-            Err("SourceUnavailable"),
-        ),
-        (
-            "no member yet",
-            fixture().secret_state(&admin, existing_secret(false)),
-            Err("Starting"),
-        ),
-        (
-            "the name is another's",
-            name_taken.secret_state(&admin, existing_secret(false)),
-            Err("NameTaken"),
-        ),
-        (
-            "no name",
-            fixture().secret_state(&admin, invalid_name),
-            Err("NotAName"),
-        ),
+        ("unread, and known", member(), unreadable(), Ok("admin")),
+        ("unread", fixture(), unreadable(), Err("SourceUnavailable")),
+        ("no member yet", fixture(), existing(), Err("Starting")),
+        ("name taken", name_taken, existing(), Err("NameTaken")),
+        ("no name", fixture(), invalid_name, Err("NotAName")),
     ] {
+        let fixture = fixture.secret_state(&admin, secret_state);
         fixture.assert_selected(&secret_reference(&admin), expected, case);
     }
+    member().assert_selected(&secret_reference(&admin), Err("Starting"), "no state");
 }
 
 #[test]
@@ -269,45 +224,30 @@ fn target_of_duplicate_members_is_the_acting_one() {
     for (name, uid) in [("admin", "u"), ("kamaji", "u"), ("another", "v")] {
         fixture.members.get_mut(name).unwrap().cluster_uid = Some(uid.to_owned());
     }
-    assert_eq!(
-        fixture.select(&secret_reference(&admin), "team").unwrap(),
-        "admin"
-    );
+    let reference = secret_reference(&admin);
+    fixture.assert_selected(&reference, Ok("admin"), "no duplicate");
     fixture.members.get_mut("admin").unwrap().is_duplicate = true;
-    assert_eq!(
-        fixture.select(&secret_reference(&admin), "team").unwrap(),
-        "kamaji"
-    );
+    fixture.assert_selected(&reference, Ok("kamaji"), "duplicate");
     // The acting member restricts the namespaces that may target it.
     let kamaji = fixture.members.get_mut("kamaji").unwrap();
     kamaji.allowed = AllowedNamespaces::new(Some(&["other".to_owned()]));
-    fixture.assert_selected(
-        &secret_reference(&admin),
-        Err("NamespaceNotAllowed"),
-        "closed",
-    );
+    fixture.assert_selected(&reference, Err("NamespaceNotAllowed"), "closed");
 }
 
 #[test]
 fn joined_region_needs_no_secret_unless_named() {
     let default = target_reference(&spec(|_| {}), "fleet");
     let fixture = SelectionFixture::default().member("paris", None);
-    assert_eq!(fixture.select(&default, "team").unwrap(), "paris");
-    fixture.assert_selected(
-        &secret_reference(&secret("fleet", "admin")),
-        Err("Starting"),
-        "named",
-    );
+    fixture.assert_selected(&default, Ok("paris"), "joined");
+    let named = secret_reference(&secret("fleet", "admin"));
+    fixture.assert_selected(&named, Err("Starting"), "named");
     // A member of that name with a source of its own is not the region.
     let other_source = secret("elsewhere", "paris").origin().source_ref();
     let fixture = SelectionFixture::default().member("paris", Some(other_source));
-    assert_eq!(fixture.select(&default, "team").unwrap_err(), "Starting");
+    fixture.assert_selected(&default, Err("Starting"), "other source");
     let home = secret_reference(&secret("fleet", names::SELF_CLUSTER));
     let with_home = SelectionFixture::default().member(names::SELF_CLUSTER, None);
-    assert_eq!(
-        with_home.select(&home, "team").unwrap(),
-        names::SELF_CLUSTER
-    );
+    with_home.assert_selected(&home, Ok(names::SELF_CLUSTER), "home");
     SelectionFixture::default().assert_selected(&home, Err("SourceGone"), "no home");
 }
 
@@ -319,19 +259,11 @@ fn unreached_cluster_is_awaited_or_its_fault_reported() {
         .secret_state(&admin, existing_secret(false));
     let member = fixture.members.get_mut("admin").unwrap();
     member.cluster_uid = None;
-    assert_eq!(
-        fixture
-            .select(&secret_reference(&admin), "team")
-            .unwrap_err(),
-        "Starting"
-    );
+    let reference = secret_reference(&admin);
+    fixture.assert_selected(&reference, Err("Starting"), "no UID");
     let member = fixture.members.get_mut("admin").unwrap();
     member.resolved = Some(State::new(Truth::False, "KubeconfigInvalid", "no such key"));
-    fixture.assert_selected(
-        &secret_reference(&admin),
-        Err("KubeconfigInvalid"),
-        "bad kubeconfig",
-    );
+    fixture.assert_selected(&reference, Err("KubeconfigInvalid"), "invalid");
 }
 
 #[test]
@@ -358,28 +290,18 @@ fn profile_resolves_to_its_member_and_reports_state() {
     let not_ready = State::new(Truth::False, "ClusterProfileNotReady", "not healthy");
     let not_ready = without_uid().with("edge-1", |member| member.resolved = Some(not_ready));
     let by_agent = SelectionFixture::default().member("paris", None);
+    let elsewhere = member(profile("elsewhere", "paris"));
+    let other_name = member(profile("inventory", "edge-1"));
     let not_found = Err("ClusterProfileNotFound");
     for (case, fixture, expected) in [
         // The name of the member and the Secrets do not matter.
         ("found", paris(), Ok("edge-1")),
         ("none", SelectionFixture::default(), not_found),
-        (
-            "other namespace",
-            member(profile("elsewhere", "paris")),
-            not_found,
-        ),
-        (
-            "other name",
-            member(profile("inventory", "edge-1")),
-            not_found,
-        ),
+        ("other namespace", elsewhere, not_found),
+        ("other name", other_name, not_found),
         ("other kind", member(Some(secret)), not_found),
         ("an agent's of the region's name", by_agent, not_found),
-        (
-            "not for this namespace",
-            not_allowed,
-            Err("NamespaceNotAllowed"),
-        ),
+        ("not allowed", not_allowed, Err("NamespaceNotAllowed")),
         ("not reached yet", without_uid(), Err("Starting")),
         ("not ready", not_ready, Err("ClusterProfileNotReady")),
     ] {
@@ -401,29 +323,21 @@ fn members_are_found_by_current_source_and_uid() {
     };
     let mut members = MemberIndex::default();
     let acting = |members: &MemberIndex, uid: &str| acting_member(uid, "none", members);
+    let by_source = |members: &MemberIndex, name: &str| member_by_source(&source(name), members);
     members.insert("b".to_owned(), member("s", None));
     assert_eq!(acting(&members, "u"), None);
     members.add_observed_uids(|name| (name == "b").then(|| "u".to_owned()));
     assert_eq!(acting(&members, "u").as_deref(), Some("b"));
     members.insert("a".to_owned(), member("s", Some("u")));
     assert_eq!(acting(&members, "u").as_deref(), Some("a"), "first by name");
-    assert_eq!(
-        member_by_source(&source("s"), &members).as_deref(),
-        Some("a")
-    );
+    assert_eq!(by_source(&members, "s").as_deref(), Some("a"));
     members.insert("a".to_owned(), member("t", Some("v")));
     assert_eq!(acting(&members, "u").as_deref(), Some("b"));
-    assert_eq!(
-        member_by_source(&source("s"), &members).as_deref(),
-        Some("b")
-    );
-    assert_eq!(
-        member_by_source(&source("t"), &members).as_deref(),
-        Some("a")
-    );
+    assert_eq!(by_source(&members, "s").as_deref(), Some("b"));
+    assert_eq!(by_source(&members, "t").as_deref(), Some("a"));
     members.retain(|name| name == "a");
     assert_eq!(acting(&members, "u"), None);
-    assert_eq!(member_by_source(&source("s"), &members), None);
+    assert_eq!(by_source(&members, "s"), None);
     assert!(members.remove("a").is_some());
     let MemberIndex {
         all,
