@@ -115,6 +115,16 @@ fn input(targets: &Targets) -> PlacementInput<'_> {
     }
 }
 
+/// Returns the order for a Tenant. If it is deleted, a user requested that.
+fn user_order(tenant: &Tenant, targets: &Targets) -> Option<(String, PlacedTenant)> {
+    order(tenant, targets, TenantDeletionCause::User)
+}
+
+/// Returns the member that gets that order.
+fn order_member(tenant: &Tenant, targets: &Targets) -> Option<String> {
+    user_order(tenant, targets).map(|(member, _)| member)
+}
+
 /// The step as a word, and the reason.
 fn outcome(decision: &PlacementDecision) -> (&str, &str) {
     let step = match &decision.step {
@@ -124,13 +134,8 @@ fn outcome(decision: &PlacementDecision) -> (&str, &str) {
         PlacementStep::RemoveFinalizer { orphaned: None } => "end",
         PlacementStep::RemoveFinalizer { .. } => "orphan",
     };
-    (
-        step,
-        decision
-            .condition
-            .as_ref()
-            .map_or("", |condition| &condition.reason),
-    )
+    let condition = decision.condition.as_ref();
+    (step, condition.map_or("", |condition| &condition.reason))
 }
 
 #[test]
@@ -155,14 +160,10 @@ fn tenant_is_placed_on_known_member_allowing_it() {
         (in_namespace("other"), ("", "ClusterNotFound")),
         (deleted(tenant()), ("", "")),
     ] {
-        let actual = outcome_of(&tenant, input(&targets));
-        assert_eq!(
-            (actual.0.as_str(), actual.1.as_str()),
-            expected,
-            "{tenant:?}"
-        );
+        let (step, reason) = outcome_of(&tenant, input(&targets));
+        assert_eq!((&*step, &*reason), expected, "{tenant:?}");
         // Without the finalizer there is no order, and without the flag nothing happens.
-        assert_eq!(order(&tenant, &targets, TenantDeletionCause::User), None);
+        assert_eq!(user_order(&tenant, &targets), None);
         // If home's CRD drops the record, the hub does not wait for it.
         let dropped = PlacementInput {
             crd_keeps_record: false,
@@ -224,6 +225,9 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
     let renamed = || placed(naming("edge-2"));
     let unnamed = || placed(with_spec(json!({})));
     let without_member = || with_record(unchanged(), "edge-2", "cluster-9");
+    let lost = || deleted(without_member());
+    let deleting = || deleted(unchanged());
+    let conditioned = |reason| with_condition(unchanged(), reason);
     let orphan = |tenant| annotated(tenant, ORPHAN_ANNOTATION, "true");
     let unknown_cause = caused_by(TenantDeletionCause::Unknown);
     let crd_deleted = caused_by(TenantDeletionCause::Crd);
@@ -231,12 +235,8 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
     let orphaned_foreign = ("orphan", "BelongsToAnother");
     let table: Vec<(Tenant, PlacementInput<'_>, (&str, &str))> = vec![
         (unchanged(), base, ("", "Ordered")),
-        (with_condition(unchanged(), "Placed"), base, ("", "Placed")),
-        (
-            with_condition(unchanged(), "NotPlacing"),
-            base,
-            ("", "Ordered"),
-        ),
+        (conditioned("Placed"), base, ("", "Placed")),
+        (conditioned("NotPlacing"), base, ("", "Ordered")),
         (unchanged(), reporting(&own), ("", "Placed")),
         (unchanged(), reporting(&other), ("", "Ordered")),
         (unchanged(), reporting(&gone), ("", "TenantGone")),
@@ -247,37 +247,21 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
         (renamed(), reporting(&own), ("", "ClusterRefChanged")),
         (unnamed(), reporting(&own), ("", "ClusterRefChanged")),
         (without_member(), reporting(&own), ("", "MemberLeft")),
-        (deleted(unchanged()), base, ("", "Deleting")),
-        (
-            deleted(unchanged()),
-            reporting(&gone),
-            ("end", "TenantGone"),
-        ),
-        (deleted(unchanged()), reporting(&foreign), orphaned_foreign),
+        (deleting(), base, ("", "Deleting")),
+        (deleting(), reporting(&gone), ("end", "TenantGone")),
+        (deleting(), reporting(&foreign), orphaned_foreign),
         (unchanged(), reporting(&outdated), ("", "Ordered")),
         (deleted(renamed()), reporting(&gone), ("end", "TenantGone")),
-        (
-            deleted(unchanged()),
-            reporting(&other_gone),
-            ("", "Deleting"),
-        ),
-        (deleted(unchanged()), silent, ("", "ClusterUnreachable")),
-        (deleted(unchanged()), off, ("", "NotPlacing")),
-        (deleted(without_member()), base, ("", "MemberLeft")),
-        (orphan(deleted(unchanged())), base, ("orphan", "Deleting")),
-        (deleted(unchanged()), unknown_cause, ("", "TenantGone")),
-        (deleted(unchanged()), crd_deleted, ("", "TenantGone")),
-        (
-            deleted(unchanged()),
-            crd_deleted_for_good,
-            ("orphan", "Deleting"),
-        ),
-        (orphan(deleted(unchanged())), off, ("orphan", "Deleting")),
-        (
-            orphan(deleted(without_member())),
-            silent,
-            ("orphan", "Deleting"),
-        ),
+        (deleting(), reporting(&other_gone), ("", "Deleting")),
+        (deleting(), silent, ("", "ClusterUnreachable")),
+        (deleting(), off, ("", "NotPlacing")),
+        (lost(), base, ("", "MemberLeft")),
+        (orphan(deleting()), base, ("orphan", "Deleting")),
+        (deleting(), unknown_cause, ("", "TenantGone")),
+        (deleting(), crd_deleted, ("", "TenantGone")),
+        (deleting(), crd_deleted_for_good, ("orphan", "Deleting")),
+        (orphan(deleting()), off, ("orphan", "Deleting")),
+        (orphan(lost()), silent, ("orphan", "Deleting")),
     ];
     for (tenant, input, expected) in table {
         let decision = decide(&tenant, &input);
@@ -294,36 +278,26 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
 #[test]
 fn order_mirrors_tenant_and_deletion_orders_only_removal() {
     let targets = targets();
-    let (member, ordered) = order(&placed(tenant()), &targets, TenantDeletionCause::User).unwrap();
+    let (member, ordered) = user_order(&placed(tenant()), &targets).unwrap();
     assert_eq!(member, "edge-1");
     assert_eq!((ordered.uid.as_str(), ordered.generation), (UID, 3));
     assert_eq!(ordered.spec.workspace.as_deref(), Some("acme-ws"));
     assert_eq!(ordered.spec.values.as_ref().unwrap()["a"], 1);
     assert!(!(ordered.remove || ordered.adopt || ordered.paused));
-    let (_, removal) = order(
-        &deleted(placed(tenant())),
-        &targets,
-        TenantDeletionCause::User,
-    )
-    .unwrap();
+    let (_, removal) = user_order(&deleted(placed(tenant())), &targets).unwrap();
     assert!(removal.remove && removal.spec == PlacedSpec::default());
     let adopted = annotated(placed(tenant()), ADOPT_ANNOTATION, "true");
     let paused = annotated(adopted, PAUSED_ANNOTATION, "true");
-    let (_, paused) = order(&paused, &targets, TenantDeletionCause::User).unwrap();
+    let (_, paused) = user_order(&paused, &targets).unwrap();
     assert!(paused.adopt && paused.paused);
 
     // If it names another member later, it stays where it was placed.
     let moved = placed(naming("edge-2"));
-    assert_eq!(
-        order(&moved, &targets, TenantDeletionCause::User)
-            .unwrap()
-            .0,
-        "edge-1"
-    );
+    assert_eq!(order_member(&moved, &targets).as_deref(), Some("edge-1"));
     // If the member no longer allows the namespace, the hub sends no order, except for removal.
     let refused = with_record(placed(tenant()), "limited", "cluster-2");
-    assert_eq!(order(&refused, &targets, TenantDeletionCause::User), None);
-    let (_, removal) = order(&deleted(refused), &targets, TenantDeletionCause::User).unwrap();
+    assert_eq!(user_order(&refused, &targets), None);
+    let (_, removal) = user_order(&deleted(refused), &targets).unwrap();
     assert!(removal.remove);
     // Deleting the CRD does not request the removal of any Tenant.
     for deletion in [
@@ -336,16 +310,12 @@ fn order_mirrors_tenant_and_deletion_orders_only_removal() {
     }
     // The user orphaned it.
     let orphaned = annotated(deleted(placed(tenant())), ORPHAN_ANNOTATION, "true");
-    assert_eq!(order(&orphaned, &targets, TenantDeletionCause::User), None);
+    assert_eq!(user_order(&orphaned, &targets), None);
 }
 
 #[test]
 fn placement_is_recorded_then_held_then_ordered() {
     let mut targets = targets();
-    let order_member = |tenant: &Tenant, targets: &Targets| {
-        let order = order(tenant, targets, TenantDeletionCause::User);
-        order.map(|(member, _)| member)
-    };
     let decision = decide(&tenant(), &input(&targets));
     let placement = decision.placement.unwrap();
     assert_eq!(
@@ -356,10 +326,8 @@ fn placement_is_recorded_then_held_then_ordered() {
     let add_finalizer = PlacementStep::AddFinalizer("edge-1".to_owned());
     assert_eq!(decide(&recorded, &input(&targets)).step, add_finalizer);
     assert_eq!(order_member(&recorded, &targets), None);
-    assert_eq!(
-        order_member(&placed(tenant()), &targets).as_deref(),
-        Some("edge-1")
-    );
+    let member = order_member(&placed(tenant()), &targets);
+    assert_eq!(member.as_deref(), Some("edge-1"));
 
     // After a client overwrote the metadata and `clusterRef`, the Tenant stays, and gets its finalizer
     // back.
@@ -367,11 +335,8 @@ fn placement_is_recorded_then_held_then_ordered() {
     let nowhere = with_spec(json!({}));
     for tenant in [elsewhere, nowhere] {
         let wiped = without_metadata(placed(tenant));
-        assert_eq!(
-            decide(&wiped, &input(&targets)).step,
-            add_finalizer,
-            "{wiped:?}"
-        );
+        let decision = decide(&wiped, &input(&targets));
+        assert_eq!(decision.step, add_finalizer, "{wiped:?}");
         assert_eq!(order_member(&wiped, &targets), None);
         let off = PlacementInput {
             enabled: false,
@@ -384,10 +349,8 @@ fn placement_is_recorded_then_held_then_ordered() {
         };
         assert_eq!(decide(&wiped, &early).step, add_finalizer);
         let again = with_record(without_record(wiped.clone()), "edge-1", CLUSTER);
-        assert_eq!(
-            outcome(&decide(&again, &input(&targets))),
-            ("", "ClusterRefChanged")
-        );
+        let decision = decide(&again, &input(&targets));
+        assert_eq!(outcome(&decision), ("", "ClusterRefChanged"));
         assert_eq!(order_member(&again, &targets).as_deref(), Some("edge-1"));
         // A deleted Tenant does not get the finalizer back.
         let deleted = deleted(wiped);
@@ -424,67 +387,41 @@ fn order_goes_to_recorded_cluster_under_any_name() {
     // The member with the order, the decision, and the decision on a deleted Tenant once the member reports
     // it gone.
     let only_target = |name, uid| targets_of(&[(name, uid)]);
-    let renamed = || targets_of(&[another, ("edge-7", Some(CLUSTER))]);
+    let renamed = targets_of(&[another, ("edge-7", Some(CLUSTER))]);
     let changed = blocked("ClusterIdentityChanged");
     let unreachable = blocked("ClusterUnreachable");
+    let same = |name| only_target(name, Some(CLUSTER));
+    let left = blocked("MemberLeft");
+    let recorded = || placed(tenant());
+    let renamed_ref = placed(naming("edge-7"));
+    // Placed by an older hub.
+    let older = || without_record(tenant());
     let table = [
-        (
-            placed(tenant()),
-            only_target("edge-1", Some(CLUSTER)),
-            ordered_from("edge-1"),
-        ),
-        (placed(tenant()), targets_of(&[another]), changed),
-        (placed(tenant()), only_target("edge-1", None), unreachable),
-        (placed(tenant()), targets_of(&[]), blocked("MemberLeft")),
-        (
-            placed(tenant()),
-            only_target("self-cluster", Some(CLUSTER)),
-            blocked("MemberLeft"),
-        ),
-        (placed(tenant()), renamed(), ordered_from("edge-7")),
-        (
-            placed(naming("edge-7")),
-            only_target("edge-7", Some(CLUSTER)),
-            ordered_from("edge-7"),
-        ),
-        // Placed by an older hub.
-        (
-            without_record(tenant()),
-            targets_of(&[another]),
-            by_name("record", "edge-1"),
-        ),
-        (
-            without_record(tenant()),
-            only_target("edge-1", None),
-            by_name("", "edge-1"),
-        ),
-        (
-            without_record(tenant()),
-            targets_of(&[]),
-            blocked("MemberLeft"),
-        ),
+        (recorded(), same("edge-1"), ordered_from("edge-1")),
+        (recorded(), targets_of(&[another]), changed),
+        (recorded(), only_target("edge-1", None), unreachable),
+        (recorded(), targets_of(&[]), left),
+        (recorded(), same("self-cluster"), left),
+        (recorded(), renamed, ordered_from("edge-7")),
+        (renamed_ref, same("edge-7"), ordered_from("edge-7")),
+        (older(), targets_of(&[another]), by_name("record", "edge-1")),
+        (older(), only_target("edge-1", None), by_name("", "edge-1")),
+        (older(), targets_of(&[]), left),
     ];
     for (tenant, targets, (ordered_from, outcome_kept, outcome_deleted)) in table {
-        let member = order(&tenant, &targets, TenantDeletionCause::User).map(|(member, _)| member);
+        let member = order_member(&tenant, &targets);
         assert_eq!(member.as_deref(), ordered_from, "{tenant:?} {targets:?}");
         let input = PlacementInput {
             report: Some(&gone),
             ..input(&targets)
         };
-        assert_eq!(
-            outcome(&decide(&tenant, &input)),
-            outcome_kept,
-            "{tenant:?} {targets:?}"
-        );
+        let decision = decide(&tenant, &input);
+        assert_eq!(outcome(&decision), outcome_kept, "{tenant:?} {targets:?}");
         let deleted = deleted(tenant);
-        let member = order(&deleted, &targets, TenantDeletionCause::User).map(|(member, _)| member);
+        let member = order_member(&deleted, &targets);
         assert_eq!(member.as_deref(), ordered_from, "{deleted:?} {targets:?}");
         let decision = decide(&deleted, &input);
-        assert_eq!(
-            outcome(&decision),
-            outcome_deleted,
-            "{deleted:?} {targets:?}"
-        );
+        assert_eq!(outcome(&decision), outcome_deleted, "{deleted:?}");
         let orphan = annotated(deleted, ORPHAN_ANNOTATION, "true");
         assert_eq!(outcome(&decide(&orphan, &input)), ("orphan", "Deleting"));
         if ordered_from.is_none() {
