@@ -14,6 +14,7 @@ use anyhow::Context as _;
 use krypton_helm::driver::{Processes, Supervisor};
 use krypton_reconciler::plan::Policy;
 use krypton_reconciler::run_loop::Tools;
+use krypton_runtime::access::ClusterConfig;
 use krypton_runtime::admin::{AdminContent, AdminPorts, Readiness};
 use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::LeaseTimes;
@@ -44,7 +45,7 @@ use crate::deployments;
 use crate::discovery::named_secrets::{NamedSecrets, SecretReferences, SecretStates};
 use crate::discovery::{self, SourceKind, Sources};
 use crate::edgecluster::{self, AcceptedNamespaces, FleetChart, FleetInputs, MemberValues};
-use crate::home::{self, Home, HomeError};
+use crate::home::{self, HomeError};
 use crate::home_events::HomeEvents;
 use crate::leader::pod_label::LeaderLabel;
 use crate::leader::{ElectionHandle, Leader, LeaderElection};
@@ -258,11 +259,11 @@ fn admin_content(
 async fn reach_home(
     settings: &Settings,
     stop: &CancellationToken,
-) -> anyhow::Result<Option<(Home, Client)>> {
+) -> anyhow::Result<Option<(ClusterConfig, Client)>> {
     let apiserver = StartupGrace::new();
     let is_retryable = |error: &HomeError| error.is_retryable(&apiserver);
     let choosing = retry_until_ready("home", stop, is_retryable, async || {
-        Home::choose(&settings.home, &settings.kubeconfig_policy()).await
+        home::choose(&settings.home, &settings.kubeconfig_policy()).await
     });
     let Some(home) = choosing.await? else {
         return Ok(None);
@@ -387,7 +388,7 @@ impl HubContext {
     /// Takes part in the leader election: several hubs may run, and one of them writes on home and serves agents.
     fn elect(
         &self,
-        home: &Home,
+        home: &ClusterConfig,
         readiness: &Readiness,
         permanent: &mut Tasks,
     ) -> anyhow::Result<ElectionHandle> {

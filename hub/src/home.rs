@@ -25,66 +25,34 @@ const SECRET_TIMEOUT: Duration = Duration::from_secs(30);
 /// text.
 const KUBECONFIG_MAX_BYTES: usize = 256 * 1024;
 
-/// The home cluster.
-#[derive(Clone, Debug)]
-pub struct Home {
-    pub config: Config,
-    /// Context of the kubeconfig, or `in-cluster`.
-    pub context_name: String,
-}
-
-impl From<ClusterConfig> for Home {
-    fn from(cluster: ClusterConfig) -> Self {
-        let ClusterConfig {
-            config,
-            context_name,
-        } = cluster;
-        Self {
-            config,
-            context_name,
-        }
-    }
-}
-
 /// Why the home cluster is unavailable. For compatibility, the texts up to the first colon or semicolon
-/// must not change.
+/// must not change. `secret` is the namespace and the name.
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
     #[error("construct client failed for secret fetch")]
     SecretClient(#[source] Box<HomeError>),
-    #[error(
-        "fetch secret {namespace}/{name} failed; check that it exists and that the hub may read it"
-    )]
+    #[error("fetch secret {secret} failed; check that it exists and that the hub may read it")]
     FetchSecret {
-        namespace: String,
-        name: String,
+        secret: String,
         #[source]
         source: ApiError,
     },
     #[error(
-        "secret {namespace}/{name} missing key {key:?}; put the kubeconfig there or name its key with --watch-kubeconfig-secret-key"
+        "secret {secret} missing key {key:?}; put the kubeconfig there or name its key with --watch-kubeconfig-secret-key"
     )]
-    MissingKey {
-        namespace: String,
-        name: String,
-        key: String,
-    },
-    #[error("parse kubeconfig from secret failed: {namespace}/{name}")]
+    MissingKey { secret: String, key: String },
+    #[error("parse kubeconfig from secret failed: {secret}")]
     ParseSecret {
-        namespace: String,
-        name: String,
+        secret: String,
         #[source]
         source: sanitizer::KubeconfigError,
     },
     /// The text cannot take a context. The error omits details, because the text holds credentials.
-    #[error(
-        "parse kubeconfig from secret failed: {namespace}/{name}: not a YAML mapping of at most 256 KiB"
-    )]
-    NotAKubeconfig { namespace: String, name: String },
-    #[error("build rest config from secret failed: {namespace}/{name}")]
+    #[error("parse kubeconfig from secret failed: {secret}: not a YAML mapping of at most 256 KiB")]
+    NotAKubeconfig { secret: String },
+    #[error("build rest config from secret failed: {secret}")]
     SecretConfig {
-        namespace: String,
-        name: String,
+        secret: String,
         #[source]
         source: ConfigError,
     },
@@ -122,31 +90,28 @@ impl HomeError {
     }
 }
 
-impl Home {
-    /// Selects the home cluster by precedence: the Secret read with the local configuration, the watch
-    /// file, the local configuration. Reads the source once, at startup.
-    pub async fn choose(source: &HomeSource, policy: &Policy) -> Result<Self, HomeError> {
-        choose_from(source, policy, Config::incluster).await
-    }
+/// Selects the home cluster by precedence: the Secret read with the local configuration, the watch
+/// file, the local configuration. Reads the source once, at startup.
+pub async fn choose(source: &HomeSource, policy: &Policy) -> Result<ClusterConfig, HomeError> {
+    choose_from(source, policy, Config::incluster).await
 }
 
 async fn choose_from(
     source: &HomeSource,
     policy: &Policy,
     in_cluster: InCluster,
-) -> Result<Home, HomeError> {
+) -> Result<ClusterConfig, HomeError> {
     let context = source.context.as_deref();
     match &source.choice {
-        HomeChoice::Local => Ok(local(&source.local, context, in_cluster).await?.into()),
+        HomeChoice::Local => Ok(local(&source.local, context, in_cluster).await?),
         HomeChoice::File(path) => {
-            let read = read_kubeconfig(path).map(|kubeconfig| (kubeconfig, context));
             let watch_file_error = |source| HomeError::WatchFile {
                 path: path.clone(),
                 source,
             };
-            let (kubeconfig, context) = read.map_err(watch_file_error)?;
+            let kubeconfig = read_kubeconfig(path).map_err(watch_file_error)?;
             let config = from_kubeconfig(kubeconfig, context).await;
-            config.map(Home::from).map_err(watch_file_error)
+            config.map_err(watch_file_error)
         }
         HomeChoice::Secret {
             namespace,
@@ -159,13 +124,12 @@ async fn choose_from(
             let client = client(local.config)
                 .map_err(|source| HomeError::SecretClient(Box::new(HomeError::Client(source))))?;
             let secrets: Api<Secret> = Api::namespaced(client, namespace);
-            let secret = call_within(SECRET_TIMEOUT, "reading it", secrets.get(name)).await;
-            let secret = secret.map_err(|source| HomeError::FetchSecret {
-                namespace: namespace.clone(),
-                name: name.clone(),
-                source,
-            })?;
-            from_secret(&secret, (namespace, name, key), context, policy).await
+            let content = call_within(SECRET_TIMEOUT, "reading it", secrets.get(name)).await;
+            let secret = format!("{namespace}/{name}");
+            match content {
+                Ok(content) => from_secret(&content, (&secret, key), context, policy).await,
+                Err(source) => Err(HomeError::FetchSecret { secret, source }),
+            }
         }
     }
 }
@@ -208,57 +172,39 @@ pub async fn member_config(sanitized_yaml: &str) -> Result<Config, ConfigError> 
 /// Builds the home cluster from a kubeconfig in a Secret. It is untrusted and passes the sanitizer, like
 /// that of a member. But the user who starts the hub selects the home cluster, which may be this machine.
 async fn from_secret(
-    secret: &Secret,
-    (namespace, name, key): (&str, &str, &str),
+    content: &Secret,
+    (secret, key): (&str, &str),
     context: Option<&str>,
     policy: &Policy,
-) -> Result<Home, HomeError> {
-    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+) -> Result<ClusterConfig, HomeError> {
+    let secret = secret.to_owned();
     let policy = &Policy {
         allow_loopback: true,
         allow_link_local: true,
         ..*policy
     };
-    let data = secret
-        .data
-        .as_ref()
-        .and_then(|data| data.get(key))
-        .map(|bytes| bytes.0.as_slice());
+    let data = content.data.as_ref().and_then(|data| data.get(key));
+    let data = data.map(|bytes| bytes.0.as_slice());
     let Some(bytes) = data.filter(|bytes| !bytes.is_empty()) else {
-        return Err(HomeError::MissingKey {
-            namespace,
-            name,
-            key: key.to_owned(),
-        });
+        let key = key.to_owned();
+        return Err(HomeError::MissingKey { secret, key });
     };
     let parsed = match context {
         None => sanitizer::parse(bytes, policy),
         Some(context) => match with_current_context(bytes, context) {
             Some(bytes) => sanitizer::parse(&bytes, policy),
-            None => return Err(HomeError::NotAKubeconfig { namespace, name }),
+            None => return Err(HomeError::NotAKubeconfig { secret }),
         },
     };
     let sanitized = match parsed {
         Ok(sanitized) => sanitized,
-        Err(source) => {
-            return Err(HomeError::ParseSecret {
-                namespace,
-                name,
-                source,
-            });
-        }
+        Err(source) => return Err(HomeError::ParseSecret { secret, source }),
     };
     let config = match Kubeconfig::from_yaml(&sanitized.yaml).map_err(redacted) {
         Ok(kubeconfig) => from_kubeconfig(kubeconfig, None).await,
         Err(error) => Err(error),
     };
-    let mut home: Home = config
-        .map(Home::from)
-        .map_err(|source| HomeError::SecretConfig {
-            namespace,
-            name,
-            source,
-        })?;
+    let mut home = config.map_err(|source| HomeError::SecretConfig { secret, source })?;
     // The sanitizer renames contexts.
     if let Some(context) = context
         .map(str::to_owned)

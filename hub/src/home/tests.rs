@@ -74,21 +74,24 @@ fn in_a_pod() -> Result<Config, InClusterError> {
     Ok(Config::new("https://10.0.0.1".parse().unwrap()))
 }
 
-async fn choose(source: HomeSource) -> Result<Home, HomeError> {
+async fn choose(source: HomeSource) -> Result<ClusterConfig, HomeError> {
     choose_from(&source, &Policy::default(), outside_of_a_pod).await
 }
 
-async fn choose_file(path: &Path, context: Option<&str>) -> Result<Home, HomeError> {
+async fn choose_file(path: &Path, context: Option<&str>) -> Result<ClusterConfig, HomeError> {
     let choice = HomeChoice::File(path.to_owned());
     choose(source(choice, context, LocalSource::default())).await
 }
 
-async fn choose_local(local: LocalSource, context: Option<&str>) -> Result<Home, HomeError> {
+async fn choose_local(
+    local: LocalSource,
+    context: Option<&str>,
+) -> Result<ClusterConfig, HomeError> {
     choose(source(HomeChoice::Local, context, local)).await
 }
 
 #[track_caller]
-fn assert_home(home: &Home, server: &str, context: &str) {
+fn assert_home(home: &ClusterConfig, server: &str, context: &str) {
     assert_eq!(home.config.cluster_url.to_string(), server);
     assert_eq!(home.context_name, context);
 }
@@ -120,11 +123,11 @@ async fn pod_config_ranks_between_variable_and_user_file() {
         user_file: Some(files.write("user", kubeconfig("https://user:1"))),
         ..Default::default()
     };
-    let config = super::local(&local, Some("ignored"), in_a_pod).await;
-    let home = Home::from(config.unwrap());
+    let home = super::local(&local, Some("ignored"), in_a_pod).await;
+    let home = home.unwrap();
     assert_home(&home, "https://10.0.0.1/", "in-cluster");
     local.kubeconfig_variable = vec![files.write("variable", kubeconfig("https://variable:1"))];
-    let home = Home::from(super::local(&local, None, in_a_pod).await.unwrap());
+    let home = super::local(&local, None, in_a_pod).await.unwrap();
     assert_home(&home, "https://variable:1/", "blue");
 }
 
@@ -269,7 +272,7 @@ async fn a_secret_is_read_through_the_sanitizer() {
         (KEY, link_local, None, by_link_local),
     ] {
         let secret = secret(key, &content);
-        let result = from_secret(&secret, ("ns", "home", KEY), context, &Policy::default()).await;
+        let result = from_secret(&secret, ("ns/home", KEY), context, &Policy::default()).await;
         match (result, expected) {
             (Ok(home), Ok((server, name))) => assert_home(&home, server, name),
             (Err(error), Err(expected)) => {
@@ -292,7 +295,7 @@ async fn the_policy_admits_exec_in_the_watch_secret() {
         allow_exec: true,
         ..Default::default()
     };
-    let home = from_secret(&secret("k", &content), ("ns", "home", "k"), None, &policy)
+    let home = from_secret(&secret("k", &content), ("ns/home", "k"), None, &policy)
         .await
         .unwrap();
     assert!(home.config.auth_info.exec.is_some());
