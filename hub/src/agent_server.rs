@@ -50,7 +50,7 @@ const TOKEN_CLEANUP: Schedule = Schedule {
 };
 
 /// Inputs of the agents' endpoint.
-pub struct AgentServer {
+pub(crate) struct AgentServer {
     pub client: Client,
     /// Namespace of the hub on the home cluster, with the CA and the join tokens.
     pub namespace: String,
@@ -67,12 +67,6 @@ pub struct AgentServer {
     pub readiness_guard: ReadinessGuard,
 }
 
-impl std::fmt::Debug for AgentServer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AgentServer").finish_non_exhaustive()
-    }
-}
-
 #[derive(Debug, Error)]
 enum PrepareError {
     #[error("unknown trust domain; failed to read the UID of namespace kube-system")]
@@ -84,7 +78,7 @@ enum PrepareError {
 }
 
 /// Serves agents until `stop`.
-pub async fn run(server: AgentServer, stop: CancellationToken) {
+pub(crate) async fn run(server: AgentServer, stop: CancellationToken) {
     let AgentServer {
         client,
         namespace,

@@ -7,4 +7,4 @@ mod events;
 mod plan;
 mod target;
 
-pub use controller::{DeploymentController, run};
+pub(crate) use controller::{DeploymentController, run};

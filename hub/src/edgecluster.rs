@@ -73,7 +73,7 @@ pub struct FleetChart {
 }
 
 /// Inputs of the controller.
-pub struct FleetInputs {
+pub(crate) struct FleetInputs {
     pub client: Client,
     /// The hub's namespace on home.
     pub namespace: String,
@@ -100,14 +100,8 @@ pub struct FleetInputs {
     pub reports: Arc<TenantReports>,
 }
 
-impl std::fmt::Debug for FleetInputs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FleetInputs").finish_non_exhaustive()
-    }
-}
-
 /// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
-pub async fn run(fleet: FleetInputs, stop: CancellationToken) {
+pub(crate) async fn run(fleet: FleetInputs, stop: CancellationToken) {
     let api: Api<EdgeCluster> = Api::all(fleet.client.clone());
     let mut events = Watch::objects(api, Config::default());
     let mut heartbeat = tokio::time::interval(HEARTBEAT);

@@ -222,7 +222,7 @@ impl Leader {
 }
 
 /// Inputs of the leader election.
-pub struct LeaderElection {
+pub(crate) struct LeaderElection {
     /// A separate client: other calls cannot delay Lease renewals on its connection.
     pub client: Client,
     /// Namespace of the hub on the home cluster.
@@ -233,14 +233,6 @@ pub struct LeaderElection {
     /// The greatest epoch that a member or an object of the home cluster has from another hub.
     pub foreign_epoch: watch::Sender<u64>,
     pub readiness: Readiness,
-}
-
-impl std::fmt::Debug for LeaderElection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LeaderElection")
-            .field("holder", &self.holder)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Handle of a running election.
@@ -257,7 +249,7 @@ impl LeaderElection {
     /// Returns the handle, and a task that runs the election until [`ElectionHandle::leave`]. The task calls
     /// `on_epoch` with each new epoch, before it publishes the leadership. The second argument is true for the first
     /// epoch of a leader term.
-    pub fn start(
+    pub(crate) fn start(
         self,
         on_epoch: impl Fn(&LeaderTerm, bool) + Send + 'static,
     ) -> (ElectionHandle, impl Future<Output = ()> + Send + 'static) {

@@ -67,12 +67,6 @@ pub(crate) struct RotationController {
     pub events: HomeEvents,
 }
 
-impl std::fmt::Debug for RotationController {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RotationController").finish_non_exhaustive()
-    }
-}
-
 /// State from earlier reads.
 #[derive(Default)]
 struct RotationMemory {

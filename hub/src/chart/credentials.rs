@@ -27,18 +27,12 @@ pub const NOT_READ: Result<Arc<Credentials>, &str> =
     Err("the Secret of --chart-credentials-secret has not been read yet; retrying");
 
 /// Location of the credentials, and their receiver.
-pub struct ChartCredentials {
+pub(crate) struct ChartCredentials {
     pub client: Client,
     /// The hub's namespace.
     pub namespace: String,
     pub name: String,
     pub charts: Arc<ChartCache>,
-}
-
-impl std::fmt::Debug for ChartCredentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ChartCredentials").finish_non_exhaustive()
-    }
 }
 
 /// Waits for the first attempt to read the credentials, at most until the deadline.
@@ -77,7 +71,7 @@ fn detect_change(secret: Option<&Secret>, last_version: &mut Option<String>) -> 
 
 /// Polls the Secret until `stop`. While it is unreadable or invalid, the last good credentials stay in use.
 /// Deleting it removes them.
-pub async fn poll_secret(
+pub(crate) async fn poll_secret(
     credentials: ChartCredentials,
     tx: watch::Sender<CurrentCredentials>,
     stop: CancellationToken,

@@ -44,19 +44,13 @@ const BATCH: usize = 256;
 const PUBLISH_BATCH: usize = 64;
 
 /// The reader's input and output.
-pub struct ValuesReader {
+pub(crate) struct ValuesReader {
     pub client: Client,
     /// Namespace of the hub on the home cluster.
     pub namespace: String,
     /// The requested locations.
     pub requested: watch::Receiver<BTreeSet<ValuesLocation>>,
     pub readings: watch::Sender<Arc<ValuesReadings>>,
-}
-
-impl std::fmt::Debug for ValuesReader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ValuesReader").finish_non_exhaustive()
-    }
 }
 
 impl ValuesReadings {
@@ -82,7 +76,7 @@ enum ValuesEvent {
 
 impl ValuesReader {
     /// Reads and watches the requested locations until `stop`. Opens no watch before the first request.
-    pub async fn run(mut self, stop: CancellationToken) {
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut watches: SelectAll<BoxStream<'static, ValuesEvent>> = SelectAll::new();
         let mut watched: BTreeSet<ValuesKind> = BTreeSet::new();
         let mut due: BTreeSet<ObjectKey> = BTreeSet::new();

@@ -82,7 +82,7 @@ enum PinError {
 }
 
 /// The version setting to resolve, and the repository to resolve it from.
-pub struct ChartPin {
+pub(crate) struct ChartPin {
     pub client: Client,
     /// Namespace of the hub on the home cluster.
     pub namespace: String,
@@ -95,15 +95,8 @@ pub struct ChartPin {
     pub verified: bool,
 }
 
-impl std::fmt::Debug for ChartPin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ChartPin").finish_non_exhaustive()
-    }
-}
-
 /// A pin with the state of its refresh loop.
-#[derive(Debug)]
-pub struct PinnedVersion {
+pub(crate) struct PinnedVersion {
     pin: ChartPin,
     tx: watch::Sender<ResolvedVersion>,
     /// Pause until the next lookup; `None` means never.
@@ -202,7 +195,7 @@ fn choose_version(previous: Option<&str>, candidate: String) -> String {
 impl ChartPin {
     /// Resolves version and content, or fails, within about a minute. Without a version, members get the
     /// range itself. They install nothing and report that it is unresolved.
-    pub async fn start(
+    pub(crate) async fn start(
         self,
         tx: watch::Sender<ResolvedVersion>,
         stop: &CancellationToken,
@@ -365,7 +358,7 @@ impl PinnedVersion {
 
     /// Repeats the lookup until `stop`: when it is due, when this hub becomes leader, and at the standby
     /// interval while it is a standby.
-    pub async fn run(mut self, mut leader: Leader, stop: CancellationToken) {
+    pub(crate) async fn run(mut self, mut leader: Leader, stop: CancellationToken) {
         let mut last_term = None;
         loop {
             let start = BootTime::now();

@@ -56,7 +56,7 @@ const DECIDE_EVERY: Duration = Duration::from_millis(100);
 const REQUESTS_MAX: usize = 8;
 
 /// Inputs of the KryptonDeployment controller.
-pub struct DeploymentController {
+pub(crate) struct DeploymentController {
     pub client: Client,
     pub deployments: Arc<DeploymentOrders>,
     pub members: Arc<MemberRegistry>,
@@ -76,13 +76,6 @@ pub struct DeploymentController {
     pub writes: HomeWrites,
     /// Contains the charts that the hub sent to each member.
     pub reports: Arc<TenantReports>,
-}
-
-impl std::fmt::Debug for DeploymentController {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeploymentController")
-            .finish_non_exhaustive()
-    }
 }
 
 #[derive(Debug)]
@@ -132,7 +125,11 @@ impl Default for DeploymentStore {
 }
 
 /// Reconciles KryptonDeployments until `stop`. Every hub publishes orders. Only the leader writes.
-pub async fn run(controller: DeploymentController, mut leader: Leader, stop: CancellationToken) {
+pub(crate) async fn run(
+    controller: DeploymentController,
+    mut leader: Leader,
+    stop: CancellationToken,
+) {
     let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(controller.client.clone());
     let mut objects = Watch::objects(objects, Config::default());
     let members: Api<EdgeCluster> = Api::all(controller.client.clone());

@@ -162,17 +162,11 @@ fn user(credential: &Credential, token_file: Option<&Path>) -> Map<String, Value
 }
 
 /// Provider of the ClusterProfiles of one namespace, or of all.
-pub struct ClusterProfiles {
+pub(crate) struct ClusterProfiles {
     pub client: Client,
     /// `None` means all namespaces.
     pub namespace: Option<String>,
     pub access: Arc<ProfileAccess>,
-}
-
-impl std::fmt::Debug for ClusterProfiles {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
 }
 
 impl Provider for ClusterProfiles {

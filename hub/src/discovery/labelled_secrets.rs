@@ -16,7 +16,7 @@ use super::provider::{self, ProviderState, WatchedObjects, by_origin};
 use super::{Origin, Provider, ProviderHandle, Source, SourceKind};
 
 /// Provider of the labelled Secrets of one namespace, or of all.
-pub struct LabelledSecrets {
+pub(crate) struct LabelledSecrets {
     pub client: Client,
     /// `None` means all namespaces.
     pub namespace: Option<String>,
@@ -25,12 +25,6 @@ pub struct LabelledSecrets {
     /// Key of the kubeconfig, unless an annotation names another.
     pub key: String,
     pub policy: Policy,
-}
-
-impl std::fmt::Debug for LabelledSecrets {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
 }
 
 impl Provider for LabelledSecrets {

@@ -80,7 +80,7 @@ pub enum SecretState {
 pub type SecretStates = Arc<BTreeMap<SecretName, SecretState>>;
 
 /// Provider of the referenced Secrets.
-pub struct NamedSecrets {
+pub(crate) struct NamedSecrets {
     pub client: Client,
     pub references: watch::Receiver<SecretReferences>,
     pub states: watch::Sender<SecretStates>,
@@ -109,12 +109,6 @@ struct ParsedSecret {
     reference: SecretReference,
     state: Option<SecretState>,
     source: Option<Arc<Source>>,
-}
-
-impl fmt::Debug for NamedSecrets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.describe())
-    }
 }
 
 impl Provider for NamedSecrets {

@@ -89,18 +89,12 @@ struct Pair {
 }
 
 /// Provider of the objects of one namespace, or of all, each with its Secret.
-pub struct PairedClusters<P> {
+pub(crate) struct PairedClusters<P> {
     pub client: Client,
     /// `None` means all namespaces.
     pub namespace: Option<String>,
     pub policy: Policy,
     pub pairing: P,
-}
-
-impl<P: Pairing> std::fmt::Debug for PairedClusters<P> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.describe())
-    }
 }
 
 impl<P: Pairing> Provider for PairedClusters<P> {
