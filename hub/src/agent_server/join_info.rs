@@ -4,19 +4,19 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_types::join_info::{JoinInfo, NAME};
 use kube::Client;
-use kube::api::{Api, PostParams};
+use kube::api::Api;
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::leader::Leader;
+use crate::leader::home_writer::create_or_replace;
 
 /// Attempts to write, because other writers may cause conflicts.
 const TRIES: usize = 3;
@@ -94,36 +94,18 @@ async fn publish_while(
     may_write: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), JoinInfoError> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
-    let params = PostParams::default();
     let attempt = |verb| format!("{verb} ConfigMap {namespace}/{NAME}");
     for _ in 0..TRIES {
-        let result = match call(attempt("reading"), api.get_opt(NAME)).await? {
-            Some(current)
-                if current.data.as_ref().map(JoinInfo::from_data).as_ref() == Some(info) =>
-            {
-                return Ok(());
-            }
-            _ if !may_write() => return Ok(()),
-            Some(mut current) => {
-                current.data.get_or_insert_default().extend(info.data());
-                // The object carries the resourceVersion of the read.
-                let request = api.replace(NAME, &params, &current);
-                call(attempt("writing"), request).await
-            }
-            None => {
-                let new = ConfigMap {
-                    metadata: ObjectMeta {
-                        name: Some(NAME.to_owned()),
-                        ..ObjectMeta::default()
-                    },
-                    data: Some(info.data().into()),
-                    ..ConfigMap::default()
-                };
-                let request = api.create(&params, &new);
-                call(attempt("writing"), request).await
-            }
-        };
-        match result {
+        let current = call(attempt("reading"), api.get_opt(NAME)).await?;
+        let mut config_map = current.unwrap_or_default();
+        let published = config_map.data.as_ref().map(JoinInfo::from_data);
+        if published.as_ref() == Some(info) || !may_write() {
+            return Ok(());
+        }
+        config_map.metadata.name = Some(NAME.to_owned());
+        config_map.data.get_or_insert_default().extend(info.data());
+        // The object carries the resourceVersion of the read.
+        match call(attempt("writing"), create_or_replace(&api, &config_map)).await {
             // Another writer created, changed or deleted the ConfigMap since the read.
             Err(error) if error.code() == Some(409) => {}
             result => {

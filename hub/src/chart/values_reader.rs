@@ -9,7 +9,6 @@ use futures::stream::{BoxStream, SelectAll};
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::ValuesKind;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::chance;
@@ -19,7 +18,7 @@ use krypton_runtime::periodic::file::MAX_BYTES;
 use krypton_runtime::retry::backoff;
 use krypton_runtime::watch::Watch;
 use krypton_types::error_chain::chain;
-use kube::api::{Api, PostParams};
+use kube::api::Api;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Config, Event};
 use kube::{Client, ResourceExt};
@@ -29,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chart::values::{ValuesLocation, ValuesReading, ValuesReadings, kind_name};
 use crate::chart::values_file;
+use crate::leader::home_writer::create_or_replace;
 
 /// The Secret with the fleet's salt, in the hub's namespace.
 pub const SALT_NAME: &str = "krypton-hub-values-salt";
@@ -250,29 +250,12 @@ impl ValuesReader {
             chance::secret::<u128>()
         );
         let data = [(SALT_KEY.to_owned(), ByteString(salt.clone().into_bytes()))];
-        let data = Some(data.into());
-        let params = PostParams::default();
-        match existing {
-            // The Secret has no salt: the resourceVersion that was read is the precondition.
-            Some(existing) => {
-                let next = Secret { data, ..existing };
-                let request = api.replace(SALT_NAME, &params, &next);
-                call(attempt("updating"), request).await?;
-            }
-            None => {
-                let metadata = ObjectMeta {
-                    name: Some(SALT_NAME.to_owned()),
-                    ..ObjectMeta::default()
-                };
-                let next = Secret {
-                    metadata,
-                    data,
-                    ..Secret::default()
-                };
-                let request = api.create(&params, &next);
-                call(attempt("creating"), request).await?;
-            }
-        }
+        let attempt = attempt(existing.as_ref().map_or("creating", |_| "updating"));
+        let mut secret = existing.unwrap_or_default();
+        secret.metadata.name = Some(SALT_NAME.to_owned());
+        secret.data = Some(data.into());
+        // If the Secret has no salt, the resourceVersion that was read is the precondition.
+        call(attempt, create_or_replace(&api, &secret)).await?;
         Ok(salt.into())
     }
 
@@ -431,15 +414,13 @@ mod tests {
     use super::*;
 
     fn secret(name: &str, type_: Option<&str>, key: &str, content: &str) -> ObjectContent {
-        ObjectContent::from_secret(Secret {
-            metadata: ObjectMeta {
-                name: Some(name.to_owned()),
-                ..ObjectMeta::default()
-            },
+        let mut secret = Secret {
             type_: type_.map(str::to_owned),
             data: Some([(key.to_owned(), ByteString(content.as_bytes().to_vec()))].into()),
             ..Secret::default()
-        })
+        };
+        secret.metadata.name = Some(name.to_owned());
+        ObjectContent::from_secret(secret)
     }
 
     fn location(kind: ValuesKind, name: &str) -> ValuesLocation {

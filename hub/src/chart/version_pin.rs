@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_helm::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::chance;
@@ -17,11 +16,12 @@ use krypton_types::error_chain::chain;
 use krypton_types::fingerprint::sha256_hex;
 use krypton_types::names::CHART_CONFIG_MAP;
 use kube::Client;
-use kube::api::{Api, PostParams};
+use kube::api::Api;
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::leader::home_writer::create_or_replace;
 use crate::leader::{Leader, LeaderTerm};
 use crate::notify::Notifier;
 
@@ -321,29 +321,12 @@ impl ChartPin {
             (RESOLVED_KEY, now.to_string()),
         ]
         .map(|(key, value)| (key.to_owned(), value));
-        let data = Some(data.into());
-        let params = PostParams::default();
+        let mut object = config_map.unwrap_or_default();
+        object.metadata.name = Some(CHART_CONFIG_MAP.to_owned());
+        object.data = Some(data.into());
         let attempt = format!("writing ConfigMap {}/{CHART_CONFIG_MAP}", self.namespace);
-        match config_map {
-            // The resourceVersion that was read is the precondition: if two hubs write, one succeeds.
-            Some(existing) => {
-                let object = ConfigMap { data, ..existing };
-                let request = api.replace(CHART_CONFIG_MAP, &params, &object);
-                call(attempt, request).await?
-            }
-            None => {
-                let object = ConfigMap {
-                    metadata: ObjectMeta {
-                        name: Some(CHART_CONFIG_MAP.to_owned()),
-                        ..ObjectMeta::default()
-                    },
-                    data,
-                    ..ConfigMap::default()
-                };
-                let request = api.create(&params, &object);
-                call(attempt, request).await?
-            }
-        };
+        // The resourceVersion that was read is the precondition: if two hubs write, one succeeds.
+        call(attempt, create_or_replace(&api, &object)).await?;
         tracing::info!(range = %self.chart.version, version = %content, "resolved the chart version");
         Ok((content, interval))
     }

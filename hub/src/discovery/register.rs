@@ -10,13 +10,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_runtime::call::{ApiError, call};
 use krypton_types::names::MEMBERS_CONFIG_MAP;
-use kube::api::{Api, PostParams};
+use kube::api::Api;
 use kube::{Client, CustomResourceExt as _};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::member_names::MemberNames;
 use super::{Origin, RunningProvider};
+use crate::leader::home_writer::create_or_replace;
 
 const KEY: &str = "members.json";
 /// A ConfigMap holds 1 MiB. Sources beyond this size are not recorded and may return after a user deletes
@@ -215,18 +216,8 @@ pub async fn save(
         data: Some([(KEY.to_owned(), next.to_json())].into()),
         ..ConfigMap::default()
     };
-    let params = PostParams::default();
     let attempt = format!("writing ConfigMap {namespace}/{MEMBERS_CONFIG_MAP}");
-    let written = match &stored.resource_version {
-        None => {
-            let request = api.create(&params, &object);
-            call(attempt, request).await?
-        }
-        Some(_) => {
-            let request = api.replace(MEMBERS_CONFIG_MAP, &params, &object);
-            call(attempt, request).await?
-        }
-    };
+    let written = call(attempt, create_or_replace(&api, &object)).await?;
     Ok(StoredRegister {
         register: next,
         resource_version: written.metadata.resource_version,

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call_within};
 use krypton_types::names::EPOCH_CONFIG_MAP;
 use kube::Client;
-use kube::api::{Api, PostParams};
+use kube::api::Api;
+
+use super::home_writer::create_or_replace;
 
 const EPOCH_KEY: &str = "epoch";
 /// A new leader waits for the epoch.
@@ -30,27 +31,11 @@ async fn take_epoch(client: &Client, namespace: &str, at_least: u64) -> kube::Re
     let next = recorded_epoch(current.as_ref())
         .max(at_least)
         .saturating_add(1);
-    let data = Some([(EPOCH_KEY.to_owned(), next.to_string())].into());
-    let params = PostParams::default();
-    match current {
-        // The version that was read is the precondition: two hubs never take the same epoch.
-        Some(current) => {
-            let updated = ConfigMap { data, ..current };
-            api.replace(EPOCH_CONFIG_MAP, &params, &updated).await?
-        }
-        None => {
-            let metadata = ObjectMeta {
-                name: Some(EPOCH_CONFIG_MAP.to_owned()),
-                ..ObjectMeta::default()
-            };
-            let new = ConfigMap {
-                metadata,
-                data,
-                ..ConfigMap::default()
-            };
-            api.create(&params, &new).await?
-        }
-    };
+    let mut config_map = current.unwrap_or_default();
+    config_map.metadata.name = Some(EPOCH_CONFIG_MAP.to_owned());
+    config_map.data = Some([(EPOCH_KEY.to_owned(), next.to_string())].into());
+    // The version that was read is the precondition: two hubs never take the same epoch.
+    create_or_replace(&api, &config_map).await?;
     Ok(next)
 }
 

@@ -9,10 +9,11 @@ use krypton_runtime::clock::BootTime;
 use krypton_runtime::retry::Backoff;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::error_chain::chain;
-use kube::api::Api;
+use kube::api::{Api, PostParams};
 use kube::{Client, CustomResourceExt, Resource};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The outcome of a write on the home cluster.
@@ -100,6 +101,18 @@ pub(crate) async fn write<T>(
     request: impl Future<Output = kube::Result<T>>,
 ) -> (Option<T>, WriteOutcome) {
     outcome(call(attempt, request).await)
+}
+
+/// Creates an object that was not read, or replaces the version that was read, which is the precondition.
+pub(crate) async fn create_or_replace<K>(api: &Api<K>, object: &K) -> kube::Result<K>
+where
+    K: Clone + DeserializeOwned + Serialize + std::fmt::Debug + Resource,
+{
+    let (params, meta) = (PostParams::default(), object.meta());
+    match (&meta.resource_version, &meta.name) {
+        (Some(_), Some(name)) => api.replace(name, &params, object).await,
+        _ => api.create(&params, object).await,
+    }
 }
 
 /// Logs a failure.
