@@ -1,7 +1,6 @@
 //! Connections without an agent's certificate: a bounded number, of which the oldest makes room for the next.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -145,12 +144,6 @@ pub(super) struct AnonymousSlot {
 impl Drop for AnonymousSlot {
     fn drop(&mut self) {
         self.connections.lock().1.remove(&self.number);
-    }
-}
-
-impl fmt::Debug for AnonymousSlot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("AnonymousSlot").field(&self.number).finish()
     }
 }
 

@@ -1,7 +1,6 @@
 //! Limits connections per address or member, and stores the budget that the connections of a key share.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -94,18 +93,6 @@ impl<K: Eq + Hash, S> Drop for ConnectionSlot<K, S> {
         if let Some((connections, _)) = entries.by_key.get_mut(&self.key) {
             *connections -= 1;
         }
-    }
-}
-
-impl<K, S> fmt::Debug for ConnectionLimiter<K, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConnectionLimiter").finish_non_exhaustive()
-    }
-}
-
-impl<K: Eq + Hash + fmt::Debug, S> fmt::Debug for ConnectionSlot<K, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ConnectionSlot").field(&self.key).finish()
     }
 }
 

@@ -381,7 +381,6 @@ impl ExceededLimit {
 }
 
 /// Admits connections within the limits.
-#[derive(Debug)]
 struct ConnectionGate {
     tls: Arc<ArcSwap<ServerConfig>>,
     trust_domain: String,
@@ -477,10 +476,8 @@ impl ConnectionGate {
                 stream.get_mut().0.set_member(Arc::clone(&member.budget));
                 // A certificate that has just expired has no time left.
                 let validity = Duration::try_from(validity).unwrap_or_default();
-                (
-                    ConnectionLifetime::for_agent(validity),
-                    HeldSlots::for_member(connection, member),
-                )
+                let slots: HeldSlots = Box::new((connection, member));
+                (ConnectionLifetime::for_agent(validity), slots)
             }
             Err(_) => {
                 let (anonymous, exceeded) = self.anonymous.add(address_key(address.ip()));
@@ -497,10 +494,8 @@ impl ConnectionGate {
                     self.limits.first_request,
                     self.limits.anonymous_lifetime,
                 );
-                (
-                    lifetime,
-                    HeldSlots::for_anonymous(connection, unauthenticated, anonymous),
-                )
+                let slots: HeldSlots = Box::new((connection, unauthenticated, anonymous));
+                (lifetime, slots)
             }
         };
         let (silence, shutdown) = (self.limits.silence, self.shutdown.clone());

@@ -1,5 +1,6 @@
 //! A connection after its handshake: its peer and its lifetime.
 
+use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,7 +16,7 @@ use tonic::transport::server::Connected;
 
 use super::anonymous_connections::{AnonymousSlot, RequestReceived};
 use crate::agent_server::byte_limit::MeteredStream;
-use crate::agent_server::connection_limiter::{AddressBudget, ConnectionSlot, MemberBudget};
+use crate::agent_server::connection_limiter::{AddressBudget, ConnectionSlot};
 use crate::ca::AgentCertificate;
 
 /// The other end of a connection.
@@ -93,54 +94,12 @@ impl ConnectionLifetime {
 }
 
 /// Slots of a connection, freed when it ends.
-#[derive(Debug)]
-pub(super) struct HeldSlots {
-    _connection: OwnedSemaphorePermit,
-    _by_peer: PeerSlots,
-}
-
-#[derive(Debug)]
-enum PeerSlots {
-    Member {
-        _member: ConnectionSlot<String, MemberBudget>,
-    },
-    Anonymous {
-        _unauthenticated: UnauthenticatedSlot,
-        _anonymous: AnonymousSlot,
-    },
-}
+pub(super) type HeldSlots = Box<dyn Any + Send>;
 
 /// Slot of a connection without an agent's certificate, or before the agent shows it.
-#[derive(Debug)]
 pub(super) struct UnauthenticatedSlot {
     pub(super) _total: OwnedSemaphorePermit,
     pub(super) address: ConnectionSlot<IpAddr, AddressBudget>,
-}
-
-impl HeldSlots {
-    pub(super) fn for_member(
-        connection: OwnedSemaphorePermit,
-        member: ConnectionSlot<String, MemberBudget>,
-    ) -> Self {
-        Self {
-            _connection: connection,
-            _by_peer: PeerSlots::Member { _member: member },
-        }
-    }
-
-    pub(super) fn for_anonymous(
-        connection: OwnedSemaphorePermit,
-        unauthenticated: UnauthenticatedSlot,
-        anonymous: AnonymousSlot,
-    ) -> Self {
-        Self {
-            _connection: connection,
-            _by_peer: PeerSlots::Anonymous {
-                _unauthenticated: unauthenticated,
-                _anonymous: anonymous,
-            },
-        }
-    }
 }
 
 /// Fails when its lifetime ends, which for an agent is the expiry of its certificate. Also fails when the peer
