@@ -294,6 +294,18 @@ mod tests {
             self.observe(lease, now, None).take_epoch
         }
 
+        /// Returns when to evaluate again. Takes no epoch before.
+        fn next_check(
+            &mut self,
+            lease: &LeaseState,
+            now: f64,
+            epoch_result: Option<Result<u64, ()>>,
+        ) -> Option<BootTime> {
+            let actions = self.observe(lease, now, epoch_result);
+            assert!(!actions.take_epoch);
+            actions.next_check
+        }
+
         /// Leads since 100 s with epoch 7, in term 1.
         fn leading() -> Self {
             let mut candidate = Self::new();
@@ -320,38 +332,24 @@ mod tests {
     #[test]
     fn lease_holder_leads_after_taking_epoch() {
         let mut candidate = Candidate::new();
-        assert_eq!(
-            candidate.observe(&LeaseState::default(), 1.0, None),
-            ElectionActions::default()
-        );
+        let actions = candidate.observe(&LeaseState::default(), 1.0, None);
+        assert_eq!(actions, ElectionActions::default());
         assert_eq!(candidate.summary(), "standby of nobody");
         candidate.observe(&other_lease(), 2.0, None);
         assert_eq!(candidate.summary(), "standby of hub/b");
-        let actions = candidate.observe(&our_lease(10.0, 1), 10.0, None);
-        assert_eq!(
-            (actions.take_epoch, candidate.summary()),
-            (true, "enters".to_owned())
-        );
+        assert!(candidate.takes_epoch(&our_lease(10.0, 1), 10.0));
+        assert_eq!(candidate.summary(), "enters");
         // The epoch is requested only once.
-        let actions = candidate.observe(&our_lease(10.0, 1), 10.1, None);
-        assert_eq!(
-            (actions.take_epoch, actions.next_check),
-            (false, Some(at(13.5)))
-        );
+        let check = candidate.next_check(&our_lease(10.0, 1), 10.1, None);
+        assert_eq!(check, Some(at(13.5)));
         // The failed request is retried after half a second.
-        let actions = candidate.observe(&our_lease(11.0, 1), 11.0, Some(Err(())));
-        assert_eq!(
-            (actions.take_epoch, actions.next_check),
-            (false, Some(at(11.5)))
-        );
+        let check = candidate.next_check(&our_lease(11.0, 1), 11.0, Some(Err(())));
+        assert_eq!(check, Some(at(11.5)));
         assert!(candidate.takes_epoch(&our_lease(11.0, 1), 11.5));
         candidate.observe(&our_lease(11.0, 1), 11.6, Some(Ok(7)));
         assert_eq!(candidate.summary(), "leads 7");
-        let leader_term = candidate.election.state.leader_term().cloned();
-        assert_eq!(
-            leader_term.and_then(|it| it.previous_leader).as_deref(),
-            Some("hub/b")
-        );
+        let leader_term = candidate.election.state.leader_term().unwrap();
+        assert_eq!(leader_term.previous_leader.as_deref(), Some("hub/b"));
     }
 
     #[test]
@@ -363,10 +361,8 @@ mod tests {
         assert_eq!(candidate.summary(), "standby of hub/b");
         candidate.observe(&our_lease(30.0, 3), 30.0, None);
         let actions = candidate.observe(&our_lease(30.0, 3), 30.1, Some(Ok(7)));
-        assert_eq!(
-            (actions.take_epoch, candidate.summary()),
-            (true, "enters".to_owned())
-        );
+        assert!(actions.take_epoch);
+        assert_eq!(candidate.summary(), "enters");
         candidate.observe(&our_lease(30.0, 3), 30.2, Some(Ok(9)));
         assert_eq!(candidate.summary(), "leads 9");
         // An epoch that arrives after the renewal has become stale is unused, too.
@@ -379,16 +375,11 @@ mod tests {
     #[test]
     fn leader_with_failed_renewals_resumes_same_epoch() {
         let mut candidate = Candidate::leading();
-        let actions = candidate.observe(&our_lease(100.0, 1), 103.4, None);
-        assert_eq!(
-            (candidate.summary(), actions.next_check),
-            ("leads 7".to_owned(), Some(at(103.5)))
-        );
-        let actions = candidate.observe(&our_lease(100.0, 1), 103.5, None);
-        assert_eq!(
-            (candidate.summary(), actions.next_check),
-            ("doubts 7".to_owned(), Some(at(130.0)))
-        );
+        for (now, summary, next_check) in [(103.4, "leads 7", 103.5), (103.5, "doubts 7", 130.0)] {
+            let check = candidate.next_check(&our_lease(100.0, 1), now, None);
+            assert_eq!(candidate.summary(), summary);
+            assert_eq!(check, Some(at(next_check)));
+        }
         candidate.observe(&our_lease(129.0, 1), 129.1, None);
         assert_eq!(candidate.summary(), "leads 7");
     }
@@ -419,11 +410,8 @@ mod tests {
             if unconfirmed {
                 candidate.observe(&our_lease(100.0, 1), 110.0, None);
             }
-            let actions = candidate.observe(&our_lease(112.0, 3), 112.0, None);
-            assert_eq!(
-                (actions.take_epoch, candidate.summary()),
-                (true, "enters".to_owned())
-            );
+            assert!(candidate.takes_epoch(&our_lease(112.0, 3), 112.0));
+            assert_eq!(candidate.summary(), "enters");
         }
         // The same applies to a Lease that no other hub has held since it seemed lost.
         let mut candidate = Candidate::leading();
@@ -437,23 +425,16 @@ mod tests {
         candidate.foreign_epoch = 6;
         assert!(!candidate.takes_epoch(&our_lease(101.0, 1), 101.0));
         candidate.foreign_epoch = 7;
-        let actions = candidate.observe(&our_lease(108.0, 1), 108.0, None);
-        assert_eq!(
-            (actions.take_epoch, actions.next_check),
-            (false, Some(at(110.1)))
-        );
+        let check = candidate.next_check(&our_lease(108.0, 1), 108.0, None);
+        assert_eq!(check, Some(at(110.1)));
         assert!(candidate.takes_epoch(&our_lease(110.0, 1), 110.1));
-        let actions = candidate.observe(&our_lease(110.0, 1), 110.2, Some(Err(())));
+        let check = candidate.next_check(&our_lease(110.0, 1), 110.2, Some(Err(())));
         assert_eq!(candidate.summary(), "leads 7");
-        assert_eq!(
-            (actions.take_epoch, actions.next_check),
-            (false, Some(at(113.5)))
-        );
+        assert_eq!(check, Some(at(113.5)));
         assert!(candidate.takes_epoch(&our_lease(115.0, 1), 115.2));
         candidate.observe(&our_lease(115.0, 1), 115.3, Some(Ok(8)));
         assert_eq!(candidate.summary(), "leads 8");
-        let actions = candidate.observe(&our_lease(130.0, 1), 130.0, None);
-        assert!(!actions.take_epoch);
+        assert!(!candidate.takes_epoch(&our_lease(130.0, 1), 130.0));
     }
 
     #[test]
@@ -483,11 +464,8 @@ mod tests {
         ];
         for (previous, state, published_epoch, acts, may_publish) in rows {
             assert_eq!(state.may_act(previous), acts, "{previous} {state:?}");
-            assert_eq!(
-                state.may_publish(published_epoch, acts),
-                may_publish,
-                "{state:?} {published_epoch}"
-            );
+            let publishes = state.may_publish(published_epoch, acts);
+            assert_eq!(publishes, may_publish, "{state:?} {published_epoch}");
         }
     }
 
@@ -505,11 +483,7 @@ mod tests {
         ] {
             candidate.observe(&lease, now, None);
             acts = candidate.election.state.may_act(acts);
-            assert_eq!(
-                (candidate.summary().as_str(), acts),
-                (summary, expected),
-                "{now}"
-            );
+            assert_eq!((&*candidate.summary(), acts), (summary, expected), "{now}");
         }
         // The Lease is renewed again, and no other hub has held it.
         let mut candidate = Candidate::leading();

@@ -344,10 +344,8 @@ mod tests {
             let mut schedule = LabelSchedule::new(at(0));
             let first = apply_due(&mut schedule, None, result, at(0));
             assert_eq!(first, (vec![LabelChange::Own(false)], None));
-            assert_eq!(
-                apply_due(&mut schedule, None, result, at(60)),
-                (vec![], None)
-            );
+            let later = apply_due(&mut schedule, None, result, at(60));
+            assert_eq!(later, (vec![], None));
         }
     }
 
@@ -358,19 +356,12 @@ mod tests {
         apply_due(&mut schedule, None, ok, at(0));
         let term = Some((at(1), Some("hub-a")));
         let (changes, wake) = apply_due(&mut schedule, term, ok, at(1));
-        assert_eq!(
-            changes,
-            [
-                LabelChange::Previous("hub-a".to_owned()),
-                LabelChange::Own(true)
-            ]
-        );
+        let previous = LabelChange::Previous("hub-a".to_owned());
+        assert_eq!(changes, [previous, LabelChange::Own(true)]);
         assert_eq!(wake, Some(at(11)));
         assert_eq!(apply_due(&mut schedule, term, ok, at(10)).0, []);
-        assert_eq!(
-            apply_due(&mut schedule, term, ok, at(11)).0,
-            [LabelChange::Own(true)]
-        );
+        let (changes, _) = apply_due(&mut schedule, term, ok, at(11));
+        assert_eq!(changes, [LabelChange::Own(true)]);
         // The label is removed immediately when leadership is lost, and set when it is regained.
         let lost = apply_due(&mut schedule, None, ok, at(12));
         assert_eq!(lost, (vec![LabelChange::Own(false)], None));
@@ -380,18 +371,13 @@ mod tests {
 
     #[test]
     fn failed_label_change_is_retried_while_leading() {
-        let (own, previous) = (
-            LabelChange::Own(true),
-            LabelChange::Previous("hub-a".to_owned()),
-        );
+        let own = || vec![LabelChange::Own(true)];
+        let previous = LabelChange::Previous("hub-a".to_owned());
+        let both = vec![previous, LabelChange::Own(true)];
         for (result, pause, repeated) in [
-            (
-                LabelResult::Failed,
-                RETRY_DELAY,
-                vec![previous, own.clone()],
-            ),
-            (LabelResult::Forbidden, CHECK_INTERVAL, vec![own.clone()]),
-            (LabelResult::NotFound, CHECK_INTERVAL, vec![own]),
+            (LabelResult::Failed, RETRY_DELAY, both),
+            (LabelResult::Forbidden, CHECK_INTERVAL, own()),
+            (LabelResult::NotFound, CHECK_INTERVAL, own()),
         ] {
             let mut schedule = LabelSchedule::new(at(0));
             apply_due(&mut schedule, None, LabelResult::Done, at(0));
@@ -414,16 +400,13 @@ mod tests {
             (LabelResult::Forbidden, CHECK_INTERVAL),
         ] {
             let mut schedule = LabelSchedule::new(at(0));
-            let (changes, wake) = apply_due(&mut schedule, None, result, at(0));
             let repeated = BootTime(at(0).0 + pause);
-            assert_eq!(
-                (changes, wake),
-                (vec![LabelChange::Own(false)], Some(repeated))
-            );
-            assert_eq!(
-                apply_due(&mut schedule, None, result, repeated).0,
-                [LabelChange::Own(false)]
-            );
+            let (first, wake) = apply_due(&mut schedule, None, result, at(0));
+            assert_eq!(wake, Some(repeated));
+            let (second, _) = apply_due(&mut schedule, None, result, repeated);
+            for changes in [first, second] {
+                assert_eq!(changes, [LabelChange::Own(false)]);
+            }
         }
     }
 
@@ -442,17 +425,11 @@ mod tests {
 
     #[test]
     fn label_patch_has_only_label_and_own_uid() {
-        assert_eq!(
-            own_patch("u", true).to_string(),
-            r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":"true"},"uid":"u"}}"#
-        );
-        assert_eq!(
-            own_patch("u", false).to_string(),
-            r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":null},"uid":"u"}}"#
-        );
-        assert_eq!(
-            previous_patch().to_string(),
-            r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":null}}}"#
-        );
+        let set = r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":"true"},"uid":"u"}}"#;
+        let removed = r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":null},"uid":"u"}}"#;
+        let previous = r#"{"metadata":{"labels":{"mesh.openkcm.io/leader":null}}}"#;
+        assert_eq!(own_patch("u", true).to_string(), set);
+        assert_eq!(own_patch("u", false).to_string(), removed);
+        assert_eq!(previous_patch().to_string(), previous);
     }
 }

@@ -69,6 +69,11 @@ impl HubFixture {
         status
     }
 
+    /// Decides after this time, and returns the condition of a member.
+    fn condition_after(&mut self, seconds: u64, member: &str) -> Option<(String, String)> {
+        member_condition(&self.decide_after(seconds), member)
+    }
+
     fn set_member(
         &mut self,
         member: &str,
@@ -95,21 +100,16 @@ fn member_without_tenant_is_shown_during_grace_uncounted() {
     let mut hub = HubFixture::with(&["edge-1", "edge-2"]);
     hub.set_member("edge-2", ReportState::Complete, None);
     let status = hub.decide_after(1);
-    assert_eq!(
-        member_condition(&status, "edge-2"),
-        expected("Unknown", reason::TENANT_GONE)
-    );
-    assert_eq!(
-        status.last_message.as_deref(),
-        Some("2 of 2 clusters ready")
-    );
+    let gone = expected("Unknown", reason::TENANT_GONE);
+    assert_eq!(member_condition(&status, "edge-2"), gone);
+    let message = "2 of 2 clusters ready";
+    assert_eq!(status.last_message.as_deref(), Some(message));
     assert_eq!(condition(&status, "Ready").unwrap().0, "True");
     assert_eq!(condition(&status, "ClusterError/edge-2"), None);
     let writes = hub.writes;
     hub.decide_after(GRACE - 1);
     assert_eq!(hub.writes, writes, "nothing has changed");
-    let status = hub.decide_after(1);
-    assert_eq!(member_condition(&status, "edge-2"), None);
+    assert_eq!(hub.condition_after(1, "edge-2"), None);
     assert_eq!(hub.writes, writes + 1);
 }
 
@@ -121,25 +121,19 @@ fn departed_member_is_removed_after_grace() {
         ReportState::Pending,
     ] {
         let mut hub = HubFixture::with(&["edge-1", "edge-2"]);
-        let last = Some(report(Truth::True, reason::INSTALLED));
-        hub.set_member("edge-2", report_state, last);
+        let installed = || Some(report(Truth::True, reason::INSTALLED));
+        hub.set_member("edge-2", report_state, installed());
         hub.decide_after(1);
         hub.view.targets = targets(&["edge-1"]);
         let status = hub.decide_after(1);
-        assert_eq!(
-            member_condition(&status, "edge-2"),
-            expected("Unknown", reason::MEMBER_LEFT)
-        );
+        let left = expected("Unknown", reason::MEMBER_LEFT);
+        assert_eq!(member_condition(&status, "edge-2"), left);
         assert_eq!(condition(&status, "Ready").unwrap().0, "True");
-        assert!(member_condition(&hub.decide_after(GRACE - 1), "edge-2").is_some());
-        assert_eq!(member_condition(&hub.decide_after(1), "edge-2"), None);
+        assert!(hub.condition_after(GRACE - 1, "edge-2").is_some());
+        assert_eq!(hub.condition_after(1, "edge-2"), None);
         // Further reports of a departed member are ignored.
-        hub.set_member(
-            "edge-2",
-            ReportState::Complete,
-            Some(report(Truth::True, reason::INSTALLED)),
-        );
-        assert_eq!(member_condition(&hub.decide_after(1), "edge-2"), None);
+        hub.set_member("edge-2", ReportState::Complete, installed());
+        assert_eq!(hub.condition_after(1, "edge-2"), None);
     }
 }
 
@@ -150,12 +144,10 @@ fn return_within_grace_resets_grace() {
     for _ in 0..3 {
         hub.set_member("edge-1", ReportState::Complete, None);
         hub.decide_after(1);
-        assert!(member_condition(&hub.decide_after(GRACE - 1), "edge-1").is_some());
+        assert!(hub.condition_after(GRACE - 1, "edge-1").is_some());
         hub.set_member("edge-1", ReportState::Complete, installed());
-        assert_eq!(
-            member_condition(&hub.decide_after(1), "edge-1"),
-            expected("True", reason::INSTALLED)
-        );
+        let ready = expected("True", reason::INSTALLED);
+        assert_eq!(hub.condition_after(1, "edge-1"), ready);
     }
 }
 
@@ -176,16 +168,12 @@ fn hub_restart_restarts_grace_without_status_writes() {
     hub.view = view_before;
     hub.decide_after(1);
     assert_eq!(hub.writes, writes);
-    let status = hub.decide_after(GRACE - 3);
-    assert!(
-        member_condition(&status, "edge-2").is_some()
-            && member_condition(&status, "edge-3").is_some()
-    );
-    let status = hub.decide_after(3);
-    assert!(
-        member_condition(&status, "edge-2").is_none()
-            && member_condition(&status, "edge-3").is_none()
-    );
+    for (seconds, is_shown) in [(GRACE - 3, true), (3, false)] {
+        let status = hub.decide_after(seconds);
+        for member in ["edge-2", "edge-3"] {
+            assert_eq!(member_condition(&status, member).is_some(), is_shown);
+        }
+    }
 }
 
 #[test]
@@ -200,18 +188,12 @@ fn lasting_silence_removes_nothing() {
         hub.set_member("edge-1", report_state, report);
         let unknown = expected("Unknown", reason::CLUSTER_UNREACHABLE);
         for _ in 0..3 {
-            assert_eq!(
-                member_condition(&hub.decide_after(10 * GRACE), "edge-1"),
-                unknown
-            );
+            assert_eq!(hub.condition_after(10 * GRACE, "edge-1"), unknown);
         }
         // Neither does an unknown list of EdgeClusters.
         hub.restart();
         for _ in 0..3 {
-            assert_eq!(
-                member_condition(&hub.decide_after(10 * GRACE), "edge-1"),
-                unknown
-            );
+            assert_eq!(hub.condition_after(10 * GRACE, "edge-1"), unknown);
         }
     }
 }
@@ -223,14 +205,12 @@ fn silent_departing_member_is_kept_until_next_report() {
     hub.decide_after(1);
     hub.set_member("edge-1", ReportState::Silent("no answer".to_owned()), None);
     let status = hub.decide_after(10 * GRACE);
-    assert_eq!(
-        member_condition(&status, "edge-1"),
-        expected("Unknown", reason::TENANT_GONE)
-    );
+    let gone = expected("Unknown", reason::TENANT_GONE);
+    assert_eq!(member_condition(&status, "edge-1"), gone);
     assert_eq!(condition(&status, "Ready").unwrap().0, "True");
     hub.set_member("edge-1", ReportState::Complete, None);
-    assert!(member_condition(&hub.decide_after(1), "edge-1").is_some());
-    assert_eq!(member_condition(&hub.decide_after(GRACE), "edge-1"), None);
+    assert!(hub.condition_after(1, "edge-1").is_some());
+    assert_eq!(hub.condition_after(GRACE, "edge-1"), None);
 }
 
 #[test]
@@ -241,9 +221,7 @@ fn returned_member_counts_before_its_first_report() {
     hub.view.members.remove("edge-1");
     hub.view.targets = targets(&["edge-1"]);
     let status = hub.decide_after(1);
-    assert_eq!(
-        member_condition(&status, "edge-1"),
-        expected("Unknown", reason::CLUSTER_UNREACHABLE)
-    );
+    let unreachable = expected("Unknown", reason::CLUSTER_UNREACHABLE);
+    assert_eq!(member_condition(&status, "edge-1"), unreachable);
     assert_eq!(condition(&status, "Ready").unwrap().0, "Unknown");
 }

@@ -58,6 +58,17 @@ fn decide_next(
     status
 }
 
+/// Decides on these reports without memory of earlier decisions.
+fn decide_first(tenant: &mut Tenant, reports: &BTreeMap<String, TenantReport>) -> TenantStatus {
+    let mut memory = DecisionMemory::default();
+    decide_next(tenant, &complete_view(reports), &mut memory, false)
+}
+
+#[track_caller]
+fn assert_message(status: &TenantStatus, expected: &str) {
+    assert_eq!(status.last_message.as_deref(), Some(expected));
+}
+
 fn listed_members(status: &TenantStatus) -> BTreeSet<String> {
     conditions::clusters(&status.conditions)
         .into_keys()
@@ -85,15 +96,10 @@ fn status_lists_worst_members_and_counts_all() {
     failed.state.error = Some(State::new(Truth::True, reason::INSTALL_FAILED, "no room"));
     failed.state.progress = Some(State::new(Truth::False, reason::INSTALL_COMPLETE, ""));
     let mut acme = tenant();
-    let status = decide_next(
-        &mut acme,
-        &complete_view(&reports),
-        &mut DecisionMemory::default(),
-        false,
-    );
+    let status = decide_first(&mut acme, &reports);
     let message =
         "159 of 200 clusters ready (1 in error, 40 not ready); edge-0150: InstallFailed: no room";
-    assert_eq!(status.last_message.as_deref(), Some(message));
+    assert_message(&status, message);
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let worst: BTreeSet<String> = (100..119).chain([150]).map(name).collect();
     assert_eq!(listed_members(&status), worst);
@@ -102,23 +108,13 @@ fn status_lists_worst_members_and_counts_all() {
     let clusters = status.clusters.iter().map(|cluster| cluster.name.clone());
     assert_eq!(clusters.collect::<BTreeSet<_>>(), worst);
     let summary = status.summary.unwrap();
-    assert_eq!(
-        (summary.clusters, summary.ready, summary.error),
-        (200, 159, 1)
-    );
+    let counts = (summary.clusters, summary.ready, summary.error);
+    assert_eq!(counts, (200, 159, 1));
     assert_eq!((summary.not_ready, summary.unknown), (40, 0));
 
-    let status = decide_next(
-        &mut acme,
-        &complete_view(&all_installed(200)),
-        &mut DecisionMemory::default(),
-        false,
-    );
+    let status = decide_first(&mut acme, &all_installed(200));
     assert_eq!(listed_members(&status), BTreeSet::new());
-    assert_eq!(
-        status.last_message.as_deref(),
-        Some("200 of 200 clusters ready")
-    );
+    assert_message(&status, "200 of 200 clusters ready");
     assert_eq!(condition(&status, "Ready").unwrap().0, "True");
 }
 
@@ -128,24 +124,15 @@ fn member_count_at_threshold_switches_form_once() {
     let mut forms = Vec::new();
     for count in [49, 50, 51, 50, 51, 50, 49, 41, 51, 41, 40, 41, 50, 51] {
         // None of them departs: the members of the next step are different ones, or the first of these.
-        if acme
-            .status
-            .as_ref()
-            .is_some_and(|status| status.summary.is_none())
-        {
-            acme.status.as_mut().unwrap().conditions.clear();
+        if let Some(status) = acme.status.as_mut().filter(|it| it.summary.is_none()) {
+            status.conditions.clear();
         }
-        let status = decide_next(
-            &mut acme,
-            &complete_view(&all_installed(count)),
-            &mut memory,
-            false,
-        );
-        assert_eq!(
-            listed_members(&status).len(),
-            if status.summary.is_some() { 0 } else { count }
-        );
-        forms.push(status.summary.is_some());
+        let view = complete_view(&all_installed(count));
+        let status = decide_next(&mut acme, &view, &mut memory, false);
+        let is_summary = status.summary.is_some();
+        let listed = if is_summary { 0 } else { count };
+        assert_eq!(listed_members(&status).len(), listed);
+        forms.push(is_summary);
     }
     let expected = [
         false, false, true, true, true, true, true, true, true, true, false, false, false, true,
@@ -165,22 +152,13 @@ fn unreported_members_stay_unknown_after_hub_restart() {
         others_without,
         targets: complete_view(&fleet).targets,
     };
-    assert_eq!(
-        decide_next(&mut acme, &ReportedView::default(), &mut memory, true),
-        before
-    );
-    assert_eq!(
-        decide_next(&mut acme, &view_of(0, 0), &mut memory, true),
-        before
-    );
-    assert_eq!(
-        decide_next(&mut acme, &view_of(100, 10), &mut memory, true),
-        before
-    );
+    for view in [ReportedView::default(), view_of(0, 0), view_of(100, 10)] {
+        assert_eq!(decide_next(&mut acme, &view, &mut memory, true), before);
+    }
     let status = decide_next(&mut acme, &view_of(190, 50), &mut memory, false);
     let message =
         "190 of 200 clusters ready (10 unknown); 10 without a report since the hub started";
-    assert_eq!(status.last_message.as_deref(), Some(message));
+    assert_message(&status, message);
     assert_eq!(condition(&status, "Ready").unwrap().0, "Unknown");
     assert_eq!(status.summary.unwrap().clusters, 200);
     // One of them leaves the fleet, and the rest report.
@@ -189,27 +167,16 @@ fn unreported_members_stay_unknown_after_hub_restart() {
     targets.remove(&name(199));
     left.targets = Some(Arc::new(targets));
     let status = decide_next(&mut acme, &left, &mut memory, false);
-    assert_eq!(
-        status.last_message.as_deref(),
-        Some("199 of 199 clusters ready")
-    );
+    assert_message(&status, "199 of 199 clusters ready");
     // A silent member that never had the Tenant does not affect it once all members have reported.
     let status = decide_next(&mut acme, &view_of(198, 49), &mut memory, false);
-    assert_eq!(
-        status.last_message.as_deref(),
-        Some("198 of 198 clusters ready")
-    );
+    assert_message(&status, "198 of 198 clusters ready");
 }
 
 #[test]
 fn summary_stays_while_unnamed_members_are_unknown() {
     let mut acme = tenant();
-    decide_next(
-        &mut acme,
-        &complete_view(&all_installed(60)),
-        &mut DecisionMemory::default(),
-        false,
-    );
+    decide_first(&mut acme, &all_installed(60));
     let mut memory = DecisionMemory::default();
     let few = ReportedView {
         members: complete_view(&all_installed(5)).members,
