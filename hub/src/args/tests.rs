@@ -311,23 +311,14 @@ fn each_insecure_flag_opens_one_thing() {
         policy
     };
     let cases = [
-        ("exec", policy(|policy| policy.allow_exec = true)),
-        (
-            "auth-provider",
-            policy(|policy| policy.allow_auth_provider = true),
-        ),
-        (
-            "token-file",
-            policy(|policy| policy.allow_token_file = true),
-        ),
-        ("files", policy(|policy| policy.allow_files = true)),
-        ("tls", policy(|policy| policy.allow_insecure_tls = true)),
-        ("loopback", policy(|policy| policy.allow_loopback = true)),
-        (
-            "link-local",
-            policy(|policy| policy.allow_link_local = true),
-        ),
-        ("proxy", policy(|policy| policy.allow_proxy = true)),
+        ("exec", policy(|it| it.allow_exec = true)),
+        ("auth-provider", policy(|it| it.allow_auth_provider = true)),
+        ("token-file", policy(|it| it.allow_token_file = true)),
+        ("files", policy(|it| it.allow_files = true)),
+        ("tls", policy(|it| it.allow_insecure_tls = true)),
+        ("loopback", policy(|it| it.allow_loopback = true)),
+        ("link-local", policy(|it| it.allow_link_local = true)),
+        ("proxy", policy(|it| it.allow_proxy = true)),
     ];
     for (name, expected) in cases {
         let settings = read(&format!("--insecure-kubeconfig-{name}")).unwrap();
@@ -366,14 +357,8 @@ fn policies_for_releases_are_configurable() {
          --retries=3; --remediation=rollback; --history-max=10",
     );
     let settings = settings.unwrap();
-    let (mode, interval_seconds) = (DriftMode::Heal, 60);
-    assert_eq!(
-        settings.drift(),
-        DriftPolicy {
-            mode,
-            interval_seconds
-        }
-    );
+    let drift = settings.drift();
+    assert_eq!((drift.mode, drift.interval_seconds), (DriftMode::Heal, 60));
     let expected = Handling {
         wait: WaitPolicy::Hooks,
         delete_cert_manager_crds: true,

@@ -184,43 +184,25 @@ repositories:
         let of_repository = |fields: &str| format!("repositories: [{{url: '{URL}', {fields}}}]");
         let registry: fn(PathBuf) -> HelmCredentials = HelmCredentials::Registry;
         let repositories: fn(PathBuf) -> HelmCredentials = HelmCredentials::Repositories;
+        let login = r#"{"auths": {"r.example.org": {"auth": "bWU6aHVudGVyMg=="}}}"#;
+        let store = r#"{"auths": {"r.example.org": {}}, "credsStore": "hunter2"}"#;
+        let password = of_repository("username: me, password: hunter2");
+        let no_password = of_repository("username: hunter2");
+        let no_file = of_repository("caFile: /nonexistent/ca.crt");
+        let text = "repositories: hunter2";
         for (kind, content, expected) in [
-            (
-                registry,
-                r#"{"auths": {"r.example.org": {"auth": "bWU6aHVudGVyMg=="}}}"#.to_owned(),
-                Ok(true),
-            ),
-            (registry, r#"{"auths": {}}"#.to_owned(), Ok(false)),
-            (registry, "{}".to_owned(), Ok(false)),
-            (
-                registry,
-                r#"{"auths": {"r.example.org": {}}, "credsStore": "hunter2"}"#.to_owned(),
-                Err("'helm registry login'"),
-            ),
-            (
-                repositories,
-                of_repository("username: me, password: hunter2"),
-                Ok(true),
-            ),
-            (repositories, of_repository("name: public"), Ok(false)),
-            (repositories, "repositories: []".to_owned(), Ok(false)),
-            (
-                repositories,
-                of_repository("username: hunter2"),
-                Err("username without password"),
-            ),
-            (
-                repositories,
-                of_repository("caFile: /nonexistent/ca.crt"),
-                Err("/nonexistent/ca.crt"),
-            ),
-            (
-                repositories,
-                "repositories: hunter2".to_owned(),
-                Err("'helm repo add'"),
-            ),
+            (registry, login, Ok(true)),
+            (registry, r#"{"auths": {}}"#, Ok(false)),
+            (registry, "{}", Ok(false)),
+            (registry, store, Err("'helm registry login'")),
+            (repositories, &password, Ok(true)),
+            (repositories, &of_repository("name: public"), Ok(false)),
+            (repositories, "repositories: []", Ok(false)),
+            (repositories, &no_password, Err("username without password")),
+            (repositories, &no_file, Err("/nonexistent/ca.crt")),
+            (repositories, text, Err("'helm repo add'")),
         ] {
-            let credentials = kind(write(&folder, &content));
+            let credentials = kind(write(&folder, content));
             let read = read(&credentials, URL).await;
             match (read, expected) {
                 (Ok(read), Ok(expected)) => assert_eq!(read.is_some(), expected, "{content}"),

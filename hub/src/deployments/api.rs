@@ -226,75 +226,29 @@ mod tests {
         let finalizers = || DeploymentWrite::Finalizers(Vec::new());
         let record = |placements: &[&str]| DeploymentWrite::Status(status(Some(placements)));
         type Case<'a> = (
-            ClusterNames<'a>,
-            ClusterNames<'a>,
-            bool,
+            (ClusterNames<'a>, ClusterNames<'a>, bool),
             DeploymentWrite,
             &'a [&'a str],
             ClusterNames<'a>,
         );
+        let (paris, rome): (ClusterNames<'_>, ClusterNames<'_>) =
+            (Some(&["paris"]), Some(&["rome"]));
+        let (written, outdated): (&[&str], &[&str]) = (&["try", "write"], &["try", "crd"]);
+        let (refused, recorded): (&[&str], &[&str]) =
+            (&["read", "try", "crd"], &["read", "try", "write"]);
         let table: Vec<Case<'_>> = vec![
             // Read object, stored object, whether the CRD keeps placements, the write; then the requests and
             // the known placements.
-            (
-                None,
-                None,
-                true,
-                record(&["paris"]),
-                &["read", "try", "write"],
-                Some(&["paris"]),
-            ),
-            (
-                None,
-                Some(&["rome"]),
-                true,
-                record(&["paris"]),
-                &["read"],
-                Some(&["rome"]),
-            ),
-            (
-                None,
-                None,
-                false,
-                record(&["paris"]),
-                &["read", "try", "crd"],
-                None,
-            ),
-            (
-                Some(&["rome"]),
-                Some(&["rome"]),
-                true,
-                record(&[]),
-                &["try", "write"],
-                Some(&[]),
-            ),
-            (
-                Some(&["rome"]),
-                Some(&["rome"]),
-                false,
-                record(&[]),
-                &["try", "crd"],
-                None,
-            ),
-            (
-                Some(&["rome"]),
-                Some(&["rome"]),
-                true,
-                finalizers(),
-                &["try", "write"],
-                Some(&["rome"]),
-            ),
-            (
-                Some(&["rome"]),
-                Some(&["rome"]),
-                false,
-                finalizers(),
-                &["try", "crd"],
-                None,
-            ),
-            (None, None, false, finalizers(), &["write"], None),
+            ((None, None, true), record(&["paris"]), recorded, paris),
+            ((None, rome, true), record(&["paris"]), &["read"], rome),
+            ((None, None, false), record(&["paris"]), refused, None),
+            ((rome, rome, true), record(&[]), written, Some(&[])),
+            ((rome, rome, false), record(&[]), outdated, None),
+            ((rome, rome, true), finalizers(), written, rome),
+            ((rome, rome, false), finalizers(), outdated, None),
+            ((None, None, false), finalizers(), &["write"], None),
         ];
-        for (read, stored, keeps_placements, request, requests, expected) in table {
+        for ((read, stored, keeps_placements), request, requests, expected) in table {
             let case = format!("{read:?} {stored:?} {keeps_placements} {request:?}");
             let key = DeploymentKey::new("accounts", "acme");
             let (client, log) = home(object(stored), keeps_placements).await;

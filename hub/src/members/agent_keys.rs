@@ -243,12 +243,9 @@ mod tests {
             (1019, KeyStatus::Replaced),
             (1020, KeyStatus::Unknown),
         ] {
-            assert_eq!(
-                key_status(keys.as_ref(), "a", at(minute)),
-                status,
-                "{minute}"
-            );
-            assert_eq!(key_status(keys.as_ref(), "b", at(minute)), KeyStatus::Valid);
+            let now = at(minute);
+            assert_eq!(key_status(keys.as_ref(), "a", now), status, "{minute}");
+            assert_eq!(key_status(keys.as_ref(), "b", now), KeyStatus::Valid);
         }
         keys = Some(renewed(keys.as_ref(), key("b", 100), key("c", 2000), at(2000)).unwrap());
         assert_eq!(key_status(keys.as_ref(), "a", at(2000)), KeyStatus::Unknown);
@@ -263,11 +260,9 @@ mod tests {
         assert_eq!(again("c", 100), Err(NotRenewed::Renewing));
         again("b", 100).unwrap();
         // It was never used, because the response was lost.
-        let replaced = again("c", 101).unwrap();
-        assert_eq!(
-            key_status(Some(&replaced), "b", at(101)),
-            KeyStatus::Unknown
-        );
+        let replaced = Some(again("c", 101).unwrap());
+        let status = key_status(replaced.as_ref(), "b", at(101));
+        assert_eq!(status, KeyStatus::Unknown);
         // Another replica uses it, so this one must follow.
         let mut used = Some(keys);
         record_use(&mut used, &key("b", 100), at(101));
@@ -280,20 +275,12 @@ mod tests {
         let keys = enrolled(None, key("a", 0));
         let keys = renewed(Some(&keys), key("a", 0), key("thief", 10), at(10)).unwrap();
         let enrolled_again = enrolled(Some(&keys), key("b", 60));
+        let status = |name, minute| key_status(Some(&enrolled_again), name, at(minute));
         for void in ["a", "thief"] {
-            assert_eq!(
-                key_status(Some(&enrolled_again), void, at(79)),
-                KeyStatus::Replaced
-            );
-            assert_eq!(
-                key_status(Some(&enrolled_again), void, at(80)),
-                KeyStatus::Unknown
-            );
+            assert_eq!(status(void, 79), KeyStatus::Replaced);
+            assert_eq!(status(void, 80), KeyStatus::Unknown);
         }
-        assert_eq!(
-            key_status(Some(&enrolled_again), "b", at(80)),
-            KeyStatus::Valid
-        );
+        assert_eq!(status("b", 80), KeyStatus::Valid);
         // A second enrollment with the same key, after a lost response, voids nothing.
         assert_eq!(enrolled(Some(&keys), key("a", 60)), keys);
     }

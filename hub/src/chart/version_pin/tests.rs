@@ -67,25 +67,20 @@ fn record_expires_after_interval_or_never_without_one() {
 
 #[test]
 fn range_never_resolves_to_older_version() {
-    let choose_version = |previous, candidate: &str| choose_version(previous, candidate.to_owned());
-    assert_eq!(choose_version(None, "1.2.0"), "1.2.0");
-    assert_eq!(choose_version(Some("1.1.0"), "1.2.0"), "1.2.0");
-    assert_eq!(choose_version(Some("1.10.0"), "1.9.0"), "1.10.0");
-    assert_eq!(choose_version(Some("1.2.0"), "v1.2.0"), "1.2.0");
-    assert_eq!(choose_version(Some("rubbish"), "1.2.0"), "1.2.0");
-    // Different content of the same version.
-    assert_eq!(
-        choose_version(Some("1.2.0@sha256:a"), "v1.2.0@sha256:a"),
-        "1.2.0@sha256:a"
-    );
-    assert_eq!(
-        choose_version(Some("1.2.0@sha256:a"), "1.2.0@sha256:b"),
-        "1.2.0@sha256:b"
-    );
-    assert_eq!(
-        choose_version(Some("1.3.0@sha256:a"), "1.2.0@sha256:b"),
-        "1.3.0@sha256:a"
-    );
+    let previous = Some("1.2.0@sha256:a");
+    for (previous, candidate, chosen) in [
+        (None, "1.2.0", "1.2.0"),
+        (Some("1.1.0"), "1.2.0", "1.2.0"),
+        (Some("1.10.0"), "1.9.0", "1.10.0"),
+        (Some("1.2.0"), "v1.2.0", "1.2.0"),
+        (Some("rubbish"), "1.2.0", "1.2.0"),
+        (previous, "v1.2.0@sha256:a", "1.2.0@sha256:a"),
+        // Different content of the same version.
+        (previous, "1.2.0@sha256:b", "1.2.0@sha256:b"),
+        (Some("1.3.0@sha256:a"), "1.2.0@sha256:b", "1.3.0@sha256:a"),
+    ] {
+        assert_eq!(choose_version(previous, candidate.to_owned()), chosen);
+    }
 }
 
 fn pinned_version(tx: watch::Sender<ResolvedVersion>) -> PinnedVersion {

@@ -354,14 +354,9 @@ mod tests {
         let profile = Profile::read(&profile::object("edge-1", Value::Null)).unwrap();
         let problem = plan_with(&profile, provider("a")).unwrap_err();
         assert_eq!(problem.reason, "ClusterProfileNotReady");
-        assert!(
-            problem.message.contains("ClusterProfile fleet/edge-1"),
-            "{problem:?}"
-        );
-        assert!(
-            problem.message.contains("ControlPlaneHealthy"),
-            "{problem:?}"
-        );
+        for part in ["ClusterProfile fleet/edge-1", "ControlPlaneHealthy"] {
+            assert!(problem.message.contains(part), "{problem:?}");
+        }
     }
 
     #[test]
@@ -369,11 +364,9 @@ mod tests {
         let profile = ready_profile(json!({"server": "https://a"}));
         let problem = plan(&profile, None, &Policy::default()).unwrap_err();
         assert_eq!(problem.reason, "AccessProviderNotConfigured");
-        assert!(
-            problem.message.contains("--clusterprofile-provider-file"),
-            "{problem:?}"
-        );
-        assert!(problem.message.contains("fleet/edge-1"), "{problem:?}");
+        for part in ["--clusterprofile-provider-file", "fleet/edge-1"] {
+            assert!(problem.message.contains(part), "{problem:?}");
+        }
     }
 
     #[test]
@@ -381,11 +374,9 @@ mod tests {
         let profile = ready_profile(json!({"server": "https://a"}));
         let problem = plan_with(&profile, provider("b")).unwrap_err();
         assert_eq!(problem.reason, "MulticlusterDisabled");
-        assert!(problem.message.contains("fleet/edge-1"), "{problem:?}");
-        assert!(
-            problem.message.contains("(a)") && problem.message.contains("(b)"),
-            "{problem:?}"
-        );
+        for part in ["fleet/edge-1", "(a)", "(b)"] {
+            assert!(problem.message.contains(part), "{problem:?}");
+        }
         let problem = plan(
             &profile_with_access("edge-1", json!([])),
             Some(&file(vec![])),
@@ -558,52 +549,26 @@ mod tests {
 
     #[test]
     fn malformed_extensions_and_unsafe_variables_are_rejected() {
+        let args = |value: Value| json!([{"name": ARGS_EXTENSION, "extension": value}]);
+        let envs = |value: Value| json!([{"name": ENVS_EXTENSION, "extension": value}]);
+        let empty_args = json!({"name": ARGS_EXTENSION, "extension": []});
+        let twice = json!([empty_args, empty_args]);
         for (extensions, expected) in [
             (json!({}), "extensions must be a list"),
-            (
-                json!([{"name": ARGS_EXTENSION, "extension": {}}]),
-                "additional-args must be a list",
-            ),
-            (
-                json!([{"name": ARGS_EXTENSION, "extension": [[]]}]),
-                "additional-args must be a list",
-            ),
-            (
-                json!([{"name": ENVS_EXTENSION, "extension": ["A"]}]),
-                "additional-envs must be a map",
-            ),
-            (
-                json!([{"name": ENVS_EXTENSION, "extension": {"A": {}}}]),
-                "additional-envs must be a map",
-            ),
-            (
-                json!([{"name": ENVS_EXTENSION, "extension": {"A=B": ""}}]),
-                "invalid variable name",
-            ),
-            (
-                json!([{"name": ENVS_EXTENSION, "extension": {"PATH": "/tmp"}}]),
-                "may not set PATH",
-            ),
-            (
-                json!([{"name": ENVS_EXTENSION, "extension": {"LD_PRELOAD": "x"}}]),
-                "may not set LD_PRELOAD",
-            ),
-            (
-                json!([{"name": ENVS_EXTENSION, "extension": {"KUBERNETES_EXEC_INFO": "x"}}]),
-                "may not set",
-            ),
-            (
-                json!([{"name": ARGS_EXTENSION, "extension": []}, {"name": ARGS_EXTENSION, "extension": []}]),
-                "twice",
-            ),
+            (args(json!({})), "additional-args must be a list"),
+            (args(json!([[]])), "additional-args must be a list"),
+            (envs(json!(["A"])), "additional-envs must be a map"),
+            (envs(json!({"A": {}})), "additional-envs must be a map"),
+            (envs(json!({"A=B": ""})), "invalid variable name"),
+            (envs(json!({"PATH": "/tmp"})), "may not set PATH"),
+            (envs(json!({"LD_PRELOAD": "x"})), "may not set LD_PRELOAD"),
+            (envs(json!({"KUBERNETES_EXEC_INFO": "x"})), "may not set"),
+            (twice, "twice"),
         ] {
-            let problem =
-                plan_with(&profile_with_extensions(extensions.clone()), provider("a")).unwrap_err();
+            let profile = profile_with_extensions(extensions);
+            let problem = plan_with(&profile, provider("a")).unwrap_err();
             assert_eq!(problem.reason, "AccessProviderFailed");
-            assert!(
-                problem.message.contains(expected),
-                "{extensions}: {problem:?}"
-            );
+            assert!(problem.message.contains(expected), "{problem:?}");
         }
     }
 }
