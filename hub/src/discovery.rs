@@ -21,11 +21,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::edge_cluster::SourceRef;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::conditions::reason;
 use krypton_types::kubeconfig::SanitizedKubeconfig;
+use krypton_types::names;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -142,6 +144,41 @@ pub struct Source {
 }
 
 impl Source {
+    /// A source whose access is not known yet, for this cause.
+    fn unread(origin: Origin, member: String, message: String) -> Self {
+        Self {
+            origin,
+            uid: String::new(),
+            member,
+            is_renamed: false,
+            since: None,
+            access: Err(Unresolved {
+                reason: reason::STARTING,
+                message,
+            }),
+            stale: None,
+            suspended: None,
+        }
+    }
+
+    /// The source that an object represents. Its access is not known yet.
+    fn from_object(kind: SourceKind, meta: &ObjectMeta) -> Self {
+        let origin = Origin {
+            kind,
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone().unwrap_or_default(),
+        };
+        let annotations = meta.annotations.as_ref();
+        let renamed = annotations.and_then(|all| all.get(names::MEMBER_NAME_ANNOTATION));
+        let member = renamed.unwrap_or(&origin.name).clone();
+        Self {
+            uid: meta.uid.clone().unwrap_or_default(),
+            is_renamed: renamed.is_some(),
+            since: meta.creation_timestamp.as_ref().map(|time| time.0),
+            ..Self::unread(origin, member, String::new())
+        }
+    }
+
     /// Returns why a listed source has no access yet. Such a source is neither a member with an error nor gone.
     fn pending(&self) -> Option<&Unresolved> {
         let problem = self.access.as_ref().err();

@@ -301,7 +301,7 @@ impl ProfileStates {
         let plan = access_plan::plan(profile, file, policy);
         match self.states.get_mut(key) {
             // A recreated profile with the same name is a different profile.
-            Some(state) if state.profile.uid == profile.uid => {
+            Some(state) if state.profile.source.uid == profile.source.uid => {
                 state.profile = profile.clone();
                 state.set_plan(plan);
             }
@@ -346,7 +346,7 @@ impl ProfileStates {
                     let credential = working.credential.clone();
                     let built = access.build_access(&plan, credential, working.lifetime, previous);
                     if let Err(problem) = &built {
-                        tracing::warn!(origin = %state.profile.origin, provider = plan.command.provider, problem, "failed to use the credential; retrying");
+                        tracing::warn!(origin = %state.profile.source.origin, provider = plan.command.provider, problem, "failed to use the credential; retrying");
                     }
                     state.rebuild_finished(built, now, chance::random());
                 }
@@ -397,7 +397,7 @@ impl ProfileStates {
             access.build_access(plan, credential, lifetime, state.working_access())
         });
         if let Err(problem) = &outcome {
-            tracing::warn!(origin = %state.profile.origin, provider = plan.command.provider, problem, "no new credential; retrying");
+            tracing::warn!(origin = %state.profile.source.origin, provider = plan.command.provider, problem, "no new credential; retrying");
         }
         state.run_finished(outcome, now, jitter);
     }
@@ -405,18 +405,12 @@ impl ProfileStates {
     fn sources(&mut self, now: BootTime) -> BTreeMap<Origin, Arc<Source>> {
         let source = |state: &mut ProfileState| {
             let (access, stale) = state.access(now);
-            let profile = &state.profile;
             let source = Source {
-                origin: profile.origin.clone(),
-                uid: profile.uid.clone(),
-                member: profile.member.clone(),
-                is_renamed: profile.is_renamed,
-                since: profile.since,
                 access,
                 stale,
-                suspended: None,
+                ..state.profile.source.clone()
             };
-            (profile.origin.clone(), Arc::new(source))
+            (source.origin.clone(), Arc::new(source))
         };
         self.states.values_mut().map(source).collect()
     }

@@ -350,19 +350,14 @@ fn context_names(file: &str, member: &str, context: &str) -> (String, String) {
 }
 
 fn source(origin: String, member: String, access: Result<SanitizedKubeconfig, String>) -> Source {
+    let origin = Origin {
+        kind: SourceKind::File,
+        namespace: None,
+        name: origin,
+    };
     Source {
-        origin: Origin {
-            kind: SourceKind::File,
-            namespace: None,
-            name: origin,
-        },
-        uid: String::new(),
-        member,
-        is_renamed: false,
-        since: None,
         access: access.map(Arc::new).map_err(invalid),
-        suspended: None,
-        stale: None,
+        ..Source::unread(origin, member, String::new())
     }
 }
 

@@ -82,7 +82,7 @@ pub fn read(
     policy: &Policy,
 ) -> Option<Source> {
     let meta = &secret.metadata;
-    let name = meta.name.clone()?;
+    let name = meta.name.as_deref()?;
     let labelled = secret.labels().get(label).map(String::as_str) == Some("true");
     if !labelled || meta.deletion_timestamp.is_some() {
         return None;
@@ -95,28 +95,17 @@ pub fn read(
         );
         return None;
     }
-    let annotation = |key| secret.annotations().get(key).cloned();
-    let key = annotation(names::KUBECONFIG_KEY_ANNOTATION);
-    let key = key.as_deref().unwrap_or(default_key);
-    let origin = Origin {
-        kind: SourceKind::Secret,
-        namespace: meta.namespace.clone(),
-        name: name.clone(),
-    };
-    let renamed = annotation(names::MEMBER_NAME_ANNOTATION);
+    let key = secret.annotations().get(names::KUBECONFIG_KEY_ANNOTATION);
+    let key = key.map_or(default_key, String::as_str);
+    let source = Source::from_object(SourceKind::Secret, meta);
+    let object = source.origin.to_string();
     let missing = format!(
         ": put the cluster's kubeconfig there, or name another key with the annotation {} or with --kubeconfig-key",
         names::KUBECONFIG_KEY_ANNOTATION
     );
     Some(Source {
-        access: kubeconfig_secret::kubeconfig(secret, &origin.to_string(), key, &missing, policy),
-        origin,
-        uid: meta.uid.clone().unwrap_or_default(),
-        is_renamed: renamed.is_some(),
-        member: renamed.unwrap_or(name),
-        since: meta.creation_timestamp.as_ref().map(|time| time.0),
-        stale: None,
-        suspended: None,
+        access: kubeconfig_secret::kubeconfig(secret, &object, key, &missing, policy),
+        ..source
     })
 }
 

@@ -311,12 +311,12 @@ impl NamedSecrets {
         entry: &SecretEntry,
     ) -> (Option<SecretState>, Option<Source>) {
         if entry.secret.is_none() && entry.trouble.is_none() {
-            let source = pending(name, format!("looking for Secret {name}"));
+            let source = unread(name, format!("looking for Secret {name}"));
             return (None, reference.trusted.then_some(source));
         }
         let Some(secret) = &entry.secret else {
             let problem = entry.trouble.clone().unwrap_or_default();
-            let source = pending(name, format!("Secret {name} cannot be read: {problem}"));
+            let source = unread(name, format!("Secret {name} cannot be read: {problem}"));
             return (
                 Some(SecretState::Unread(problem)),
                 reference.trusted.then_some(source),
@@ -328,7 +328,7 @@ impl NamedSecrets {
         let Some(secret) = existing else {
             return (Some(SecretState::Absent), None);
         };
-        let source = self.source(name, reference, secret, entry.trouble.as_deref());
+        let source = self.source(reference, secret, entry.trouble.as_deref());
         let labelled = |label: &str| secret.labels().get(label).map(String::as_str) == Some("true");
         let open = labelled(&self.label) || labelled(names::OPEN_TO_DEPLOYMENTS_LABEL);
         let state = SecretState::Present {
@@ -340,52 +340,30 @@ impl NamedSecrets {
 
     fn source(
         &self,
-        name: &SecretName,
         reference: &SecretReference,
         secret: &Secret,
         trouble: Option<&str>,
     ) -> Source {
-        let annotation = |key| secret.annotations().get(key).cloned();
-        let key = reference
-            .key
-            .clone()
-            .or_else(|| annotation(names::KUBECONFIG_KEY_ANNOTATION))
-            .unwrap_or_else(|| self.key.clone());
+        let annotated = || secret.annotations().get(names::KUBECONFIG_KEY_ANNOTATION);
+        let key = reference.key.as_ref().or_else(annotated);
+        let key = key.unwrap_or(&self.key);
         let missing = ": put the cluster's kubeconfig there, or name another key with spec.region.kubeconfig.secret.key of the KryptonDeployment";
-        let renamed = annotation(names::MEMBER_NAME_ANNOTATION);
-        let origin = name.origin();
-        let object = origin.to_string();
+        let source = Source::from_object(SourceKind::Secret, &secret.metadata);
+        let object = source.origin.to_string();
         Source {
-            access: kubeconfig_secret::kubeconfig(secret, &object, &key, missing, &self.policy),
-            origin,
-            uid: secret.metadata.uid.clone().unwrap_or_default(),
-            is_renamed: renamed.is_some(),
-            member: renamed.unwrap_or_else(|| name.name.clone()),
-            since: secret.metadata.creation_timestamp.as_ref().map(|it| it.0),
+            access: kubeconfig_secret::kubeconfig(secret, &object, key, missing, &self.policy),
             stale: trouble.map(|problem| Unresolved {
                 reason: reason::SOURCE_UNAVAILABLE,
                 message: format!("{object} cannot be read now; using its last state: {problem}"),
             }),
-            suspended: None,
+            ..source
         }
     }
 }
 
 /// A source without access yet. The next read shows whether it exists.
-fn pending(name: &SecretName, message: String) -> Source {
-    Source {
-        origin: name.origin(),
-        uid: String::new(),
-        member: name.name.clone(),
-        is_renamed: false,
-        since: None,
-        access: Err(Unresolved {
-            reason: reason::STARTING,
-            message,
-        }),
-        stale: None,
-        suspended: None,
-    }
+fn unread(name: &SecretName, message: String) -> Source {
+    Source::unread(name.origin(), name.name.clone(), message)
 }
 
 #[cfg(test)]

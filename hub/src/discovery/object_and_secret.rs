@@ -6,12 +6,10 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_runtime::watch::store::Key;
 use krypton_types::conditions::reason;
 use krypton_types::kubeconfig::Policy;
-use krypton_types::names;
 use kube::api::DynamicObject;
 use kube::runtime::watcher::Config;
 use kube::{Client, ResourceExt as _};
@@ -55,25 +53,17 @@ pub struct ClusterFields {
     pub suspended: Option<String>,
 }
 
-/// The relevant fields of an object, with the common metadata.
+/// The relevant fields of an object, and its source without access.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterObject {
-    pub uid: String,
-    pub since: Option<Timestamp>,
-    pub member: String,
-    /// Whether an annotation sets `member`.
-    pub is_renamed: bool,
+    pub source: Source,
     pub fields: ClusterFields,
 }
 
 impl ClusterObject {
     pub(crate) fn new(object: &DynamicObject, pairing: &impl Pairing) -> Self {
-        let renamed = object.annotations().get(names::MEMBER_NAME_ANNOTATION);
         Self {
-            uid: object.uid().unwrap_or_default(),
-            since: object.metadata.creation_timestamp.as_ref().map(|at| at.0),
-            member: renamed.cloned().unwrap_or_else(|| object.name_any()),
-            is_renamed: renamed.is_some(),
+            source: Source::from_object(pairing.kind(), &object.metadata),
             fields: pairing.read(object),
         }
     }
@@ -181,7 +171,7 @@ fn read_pairs(
         let mut object = object.clone();
         let previous = previous
             .get(key)
-            .filter(|previous| previous.object.uid == object.uid);
+            .filter(|previous| previous.object.source.uid == object.source.uid);
         if previous.is_some_and(|previous| previous.object.fields.waiting.is_none()) {
             object.fields.waiting = None;
         }
@@ -192,7 +182,7 @@ fn read_pairs(
             previous.filter(|previous| previous.object == object && previous.version == version);
         let source = match unchanged {
             Some(previous) => Arc::clone(&previous.source),
-            None => Arc::new(read_source(pairing, policy, key, &object, secret)),
+            None => Arc::new(read_source(pairing, policy, &object, secret)),
         };
         let pair = Pair {
             object,
@@ -207,16 +197,12 @@ fn read_pairs(
 fn read_source(
     pairing: &impl Pairing,
     policy: &Policy,
-    (namespace, name): &Key,
     object: &ClusterObject,
     secret: Option<&Secret>,
 ) -> Source {
-    let origin = Origin {
-        kind: pairing.kind(),
-        namespace: Some(namespace.clone()),
-        name: name.clone(),
-    };
-    let fields = &object.fields;
+    let ClusterObject { source, fields } = object;
+    let origin = &source.origin;
+    let namespace = origin.namespace.as_deref().unwrap_or_default();
     let waiting = |message| Unresolved {
         reason: reason::SOURCE_NOT_READY,
         message,
@@ -236,16 +222,11 @@ fn read_source(
     let by_secret = || secret.and_then(|secret| pairing.suspended_by(secret));
     let reason = fields.suspended.clone().or_else(by_secret);
     Source {
-        uid: object.uid.clone(),
-        member: object.member.clone(),
-        is_renamed: object.is_renamed,
-        since: object.since,
         access,
         suspended: reason.map(|reason| {
             format!("{origin} {reason}; nothing is written to its cluster until then")
         }),
-        origin,
-        stale: None,
+        ..source.clone()
     }
 }
 

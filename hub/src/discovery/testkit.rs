@@ -43,17 +43,12 @@ pub(super) fn file_origin(name: &str) -> Origin {
 /// Returns a source without a usable kubeconfig, whose annotation sets the member name.
 pub(super) fn source(origin: Origin, member: &str) -> Source {
     Source {
-        origin,
-        uid: String::new(),
-        member: member.to_owned(),
         is_renamed: true,
-        since: None,
         access: Err(Unresolved {
             reason: reason::KUBECONFIG_INVALID,
             message: String::new(),
         }),
-        suspended: None,
-        stale: None,
+        ..Source::unread(origin, member.to_owned(), String::new())
     }
 }
 

@@ -62,7 +62,7 @@ pub(super) fn plan(
     file: Option<&ProviderFile>,
     policy: &Policy,
 ) -> Result<Plan, Unresolved> {
-    let origin = &profile.origin;
+    let origin = &profile.source.origin;
     if let Some(problem) = &profile.unready {
         return Err(Unresolved {
             reason: reason::PROFILE_NOT_READY,
@@ -510,7 +510,7 @@ mod tests {
                 {"name": ARGS_EXTENSION, "extension": [name]},
                 {"name": ENVS_EXTENSION, "extension": {name: name}},
             ]));
-            profile.origin.name = name.to_owned();
+            profile.source.origin.name = name.to_owned();
             profile
         };
         let file = file(vec![provider("a")]);

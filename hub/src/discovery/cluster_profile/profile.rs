@@ -4,13 +4,11 @@
 use std::collections::BTreeMap;
 
 use krypton_types::kubeconfig::SIZE_MAX;
-use krypton_types::names;
-use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use serde_json::{Map, Value};
 
 use super::super::provider::ApiKind;
-use super::super::{Origin, SourceKind};
+use super::super::{Source, SourceKind};
 
 /// A profile is usable only with this condition.
 const READY: &str = "ControlPlaneHealthy";
@@ -24,12 +22,8 @@ pub(super) const API: ApiKind = ApiKind {
 /// A ClusterProfile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Profile {
-    pub origin: Origin,
-    pub uid: String,
-    /// The member name, and whether an annotation sets it.
-    pub member: String,
-    pub is_renamed: bool,
-    pub since: Option<jiff::Timestamp>,
+    /// The source without access.
+    pub source: Source,
     /// Why the condition is missing or not `True`.
     pub unready: Option<String>,
     /// Clusters by name of the access provider, or an error that affects all of them.
@@ -40,22 +34,12 @@ impl Profile {
     /// `None` if the object is being deleted.
     pub(super) fn read(object: &DynamicObject) -> Option<Self> {
         let meta = &object.metadata;
-        let name = meta.name.clone()?;
-        if meta.deletion_timestamp.is_some() {
+        if meta.name.is_none() || meta.deletion_timestamp.is_some() {
             return None;
         }
         let status = object.data.get("status").unwrap_or(&Value::Null);
-        let renamed = object.annotations().get(names::MEMBER_NAME_ANNOTATION);
         Some(Self {
-            origin: Origin {
-                kind: SourceKind::ClusterProfile,
-                namespace: meta.namespace.clone(),
-                name: name.clone(),
-            },
-            uid: meta.uid.clone().unwrap_or_default(),
-            is_renamed: renamed.is_some(),
-            member: renamed.cloned().unwrap_or(name),
-            since: meta.creation_timestamp.as_ref().map(|time| time.0),
+            source: Source::from_object(SourceKind::ClusterProfile, meta),
             unready: unready(status),
             access: access(status),
         })
@@ -125,6 +109,7 @@ pub(super) fn object(name: &str, status: Value) -> DynamicObject {
 
 #[cfg(test)]
 mod tests {
+    use krypton_types::names;
     use serde_json::json;
 
     use super::*;
@@ -168,7 +153,7 @@ mod tests {
         let mut profile = object("edge-1", Value::Null);
         let annotations = [(names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned())];
         profile.metadata.annotations = Some(annotations.into());
-        assert_eq!(Profile::read(&profile).unwrap().member, "paris");
+        assert_eq!(Profile::read(&profile).unwrap().source.member, "paris");
         let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH);
         profile.metadata.deletion_timestamp = Some(now);
         assert_eq!(Profile::read(&profile), None);

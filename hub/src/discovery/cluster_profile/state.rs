@@ -104,7 +104,7 @@ impl ProfileState {
     pub(super) fn new(profile: Profile, desired_plan: Result<Plan, Unresolved>) -> Self {
         let message = format!(
             "{} is new: its credential is being requested",
-            profile.origin
+            profile.source.origin
         );
         let last_problem = Unresolved {
             reason: reason::STARTING,
@@ -280,7 +280,7 @@ impl ProfileState {
         Result<Arc<SanitizedKubeconfig>, Unresolved>,
         Option<Unresolved>,
     ) {
-        let origin = &self.profile.origin;
+        let origin = &self.profile.source.origin;
         let problem = match (&self.desired_plan, &self.failure) {
             (Err(problem), _) => Some(problem.clone()),
             (Ok(plan), Some(problem)) => Some(Unresolved {

@@ -1,5 +1,7 @@
+use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use krypton_types::names;
 use serde_json::{Value, json};
 
 use super::*;
@@ -193,6 +195,6 @@ fn annotation_overrides_member_name() {
     let mut renamed = object("a", &[], Value::Null);
     let annotation = (names::MEMBER_NAME_ANNOTATION.to_owned(), "paris".to_owned());
     renamed.metadata.annotations = Some([annotation].into());
-    let object = ClusterObject::new(&renamed, &ClusterApi);
-    assert_eq!((object.member.as_str(), object.is_renamed), ("paris", true));
+    let source = ClusterObject::new(&renamed, &ClusterApi).source;
+    assert_eq!((source.member.as_str(), source.is_renamed), ("paris", true));
 }
