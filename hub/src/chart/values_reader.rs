@@ -13,7 +13,7 @@ use krypton_crds::edge_cluster::ValuesKind;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
-use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::newest::{NewestSeen as _, SendIfChanged as _};
 use krypton_runtime::periodic::file::MAX_BYTES;
 use krypton_runtime::retry::backoff;
 use krypton_runtime::watch::Watch;
@@ -120,7 +120,7 @@ impl ValuesReader {
                         not_before = BootTime(now.0 + pause);
                     }
                 }
-                self.publish(&readings);
+                self.readings.send_if_changed(Arc::new(readings.clone()));
             }
             // Read the rest of a batch immediately.
             let retry = match (due.is_empty(), forbidden.is_empty()) {
@@ -141,16 +141,6 @@ impl ValuesReader {
                 }
             }
         }
-    }
-
-    fn publish(&self, readings: &ValuesReadings) {
-        self.readings.send_if_modified(|current| {
-            let changed = **current != *readings;
-            if changed {
-                *current = Arc::new(readings.clone());
-            }
-            changed
-        });
     }
 
     /// Reads the due objects. A failed read keeps the previous value. If the API server doesn't respond,

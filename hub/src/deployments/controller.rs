@@ -16,7 +16,7 @@ use krypton_crds::krypton_deployment::{KryptonDeployment, Placement};
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::ObjectEvent;
-use krypton_runtime::newest::NewestSeen as _;
+use krypton_runtime::newest::{NewestSeen as _, SendIfChanged as _};
 use krypton_runtime::watch::Watch;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::deployment::{DeploymentKey, DesiredDeployment, ReportedEvent};
@@ -259,14 +259,9 @@ impl DeploymentStore {
             .add_observed_uids(|name| controller.members.cluster_uid(name).flatten());
         // Oldest first: beyond the member's limit, the newest objects wait.
         let entries = self.by_age();
-        controller.secret_references.send_if_modified(|previous| {
-            let next = self.referenced_secrets(&entries, controller);
-            let changed = previous.as_deref() != Some(&next);
-            if changed {
-                *previous = Some(Arc::new(next));
-            }
-            changed
-        });
+        let references = self.referenced_secrets(&entries, controller);
+        let references = Some(Arc::new(references));
+        controller.secret_references.send_if_changed(references);
         let mut ordered: BTreeMap<String, Vec<DesiredDeployment>> = BTreeMap::new();
         let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
         let mut decisions = Vec::new();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, ValuesReference};
+use krypton_runtime::newest::SendIfChanged as _;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::{ChartState, DesiredState};
 use serde_json::{Map, Value};
@@ -163,13 +164,7 @@ impl MemberValues {
             .flat_map(|object| &object.spec.values_from)
             .filter_map(|reference| Some(ValuesSource::from_reference(reference).ok()?.location));
         let locations: BTreeSet<ValuesLocation> = fleet_sources.chain(member_sources).collect();
-        self.requested.send_if_modified(|requested| {
-            let changed = *requested != locations;
-            if changed {
-                *requested = locations;
-            }
-            changed
-        });
+        self.requested.send_if_changed(locations);
     }
 }
 
