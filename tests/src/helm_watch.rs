@@ -8,6 +8,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tempfile::TempDir;
 
 use crate::tools::Tools;
@@ -60,6 +62,18 @@ impl HelmWatch {
         );
         let actor = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
         Ok(log.lines().map(actor).collect())
+    }
+
+    /// Returns whether a run has not ended. A killed run ends only when all its threads have, after its command line
+    /// has become empty.
+    pub fn is_running(&self) -> Result<bool> {
+        let lock = fs::File::open(self.path("lock")).context("opening the lock of Helm runs")?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            taken => taken
+                .map(|()| false)
+                .context("taking the lock of Helm runs"),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -254,9 +254,8 @@ async fn restart_in_same_pod_reacquires_lease_immediately() -> TestResult {
     };
     let before = transitions().await;
     one.kill9().await?;
-    let old_folder = one.folder()?.to_owned();
     eventually("its Helm process to end", async || {
-        Ok(helm_processes(&old_folder).is_empty().then_some(()))
+        Ok((!home.watch.is_running()?).then_some(()))
     })
     .await?;
     let mut restarted = Agent::start(&options)?;

@@ -57,6 +57,7 @@ fn namespace_deletion(run: &mut CaseRun<'_>) {
     let created = run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}}));
     let secrets = format!("{path}/secrets");
     run.post(&secrets, &json!({"metadata": {"name": "one"}}));
+    run.wait_for_cache(&secrets, 1);
     let watch = run.watch(format!("{secrets}?watch=true&resourceVersion=0"));
     run.event(watch);
     // The controller can be faster than a second look at the namespace.

@@ -221,6 +221,7 @@ fn crd_deletion_deletes_objects(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let one = widget(run, "one", &json!({"color": "red"}));
     run.post(&objects, &one);
+    run.wait_for_cache(&objects, 1);
     let watch = run.watch(format!("{objects}?watch=true&resourceVersion=0"));
     run.event(watch);
     let crd = crd_path(run);

@@ -148,12 +148,8 @@ fn pages_of_metadata(run: &mut CaseRun<'_>) {
 
 fn list_from_version_zero(run: &mut CaseRun<'_>) {
     create_secrets(run, &["a", "b"]);
-    // The cache of a real server can lag behind the last write.
-    run.wait(format!("{SECRETS}?resourceVersion=0"), |list| {
-        list.get("items")
-            .and_then(Value::as_array)
-            .is_some_and(|items| items.len() == 2)
-    });
+    run.wait_for_cache(SECRETS, 2);
+    run.get(&format!("{SECRETS}?resourceVersion=0"));
     // From the cache, the server ignores the limit.
     run.get(&format!("{SECRETS}?resourceVersion=0&limit=1"));
     run.get(&format!(

@@ -230,6 +230,17 @@ impl<'a> CaseRun<'a> {
         }
     }
 
+    /// Waits until a list of version zero has this many objects. The cache of a real server, from which the list and a
+    /// watch of version zero start, can lag behind the last write.
+    pub(super) fn wait_for_cache(&mut self, collection: &str, count: usize) {
+        let has_all = |list: &Value| {
+            let items = list.get("items").and_then(Value::as_array);
+            items.is_some_and(|items| items.len() == count)
+        };
+        let path = format!("{collection}?resourceVersion=0");
+        self.unrecorded(|run| run.wait(path, has_all));
+    }
+
     /// Opens a watch and records the head of the response.
     pub(super) fn watch(&mut self, call: impl Into<Call>) -> CaseWatch {
         let call = call.into();

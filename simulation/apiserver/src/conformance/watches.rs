@@ -80,6 +80,7 @@ fn watch_from_list(run: &mut CaseRun<'_>) {
 fn watch_from_zero(run: &mut CaseRun<'_>) {
     run.post(SECRETS, &secret("two", "a"));
     run.post(SECRETS, &secret("one", "a"));
+    run.wait_for_cache(SECRETS, 2);
     let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion=0"));
     run.initial_events(watch, 2);
     set_label(run, "two", "b");
@@ -166,6 +167,7 @@ fn watch_field_selector_transitions(run: &mut CaseRun<'_>) {
 
 fn watch_times_out(run: &mut CaseRun<'_>) {
     run.post(SECRETS, &secret("one", "a"));
+    run.wait_for_cache(SECRETS, 1);
     let watch = run.watch(format!(
         "{SECRETS}?watch=true&timeoutSeconds=1&resourceVersion=0"
     ));
@@ -174,6 +176,7 @@ fn watch_times_out(run: &mut CaseRun<'_>) {
 
 fn watch_bookmark_after_start(run: &mut CaseRun<'_>) {
     run.post(SECRETS, &secret("one", "a"));
+    run.wait_for_cache(SECRETS, 1);
     let path =
         format!("{SECRETS}?watch=true&allowWatchBookmarks=true&timeoutSeconds=5&resourceVersion=0");
     let watch = run.watch(path);
