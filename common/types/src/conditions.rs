@@ -75,15 +75,12 @@ impl State {
     /// [`reason::UNSPECIFIED`].
     #[must_use]
     pub fn truncated(&self, reason_max: usize, message_max: usize) -> Self {
-        let reason = Some(&self.reason).filter(|reason| reason.len() <= reason_max);
-        let end = self.message.floor_char_boundary(message_max);
-        Self {
-            truth: self.truth,
-            reason: reason
-                .map_or(self::reason::UNSPECIFIED, String::as_str)
-                .to_owned(),
-            message: self.message.get(..end).unwrap_or_default().to_owned(),
-        }
+        let reason = match self.reason.len() <= reason_max {
+            true => self.reason.as_str(),
+            false => reason::UNSPECIFIED,
+        };
+        let message = truncated(self.message.clone(), message_max);
+        Self::new(self.truth, reason, message)
     }
 
     pub fn new(truth: Truth, reason: impl Into<String>, message: impl Into<String>) -> Self {
@@ -214,7 +211,7 @@ pub fn set(
         type_: type_.to_owned(),
         status: state.truth.as_str().to_owned(),
         reason: legal_reason(&state.reason).to_owned(),
-        message: truncate_message(state.message.clone()),
+        message: truncated(state.message.clone(), MESSAGE_MAX),
         observed_generation: Some(generation),
         last_transition_time: Time(now),
     };
@@ -258,11 +255,7 @@ pub fn clusters(conditions: &[Condition]) -> BTreeMap<String, ClusterState> {
         };
         let entry = clusters
             .entry(cluster.to_owned())
-            .or_insert_with(|| ClusterState {
-                ready: State::new(Truth::Unknown, reason::NOT_READY, ""),
-                progress: None,
-                error: None,
-            });
+            .or_insert_with(|| State::new(Truth::Unknown, reason::NOT_READY, "").into());
         let state = State::from_condition(condition);
         match kind {
             Kind::Ready => entry.ready = state,
@@ -289,10 +282,6 @@ fn legal_reason(reason: &str) -> &str {
     } else {
         reason::UNSPECIFIED
     }
-}
-
-fn truncate_message(message: String) -> String {
-    truncated(message, MESSAGE_MAX)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use thiserror::Error;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::names::LABEL_MAX;
+use crate::names::{LABEL_MAX, is_dns_subdomain};
 
 /// Identity that a certificate names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,13 +98,7 @@ impl fmt::Display for SpiffeId {
 /// Returns whether a member may have this name. The name must be a DNS subdomain of at most 63 characters, as labels
 /// and release names contain it.
 pub fn is_member_name(name: &str) -> bool {
-    let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    name.len() <= LABEL_MAX
-        && name.split('.').all(|part| {
-            part.starts_with(is_alphanumeric)
-                && part.ends_with(is_alphanumeric)
-                && part.chars().all(|c| is_alphanumeric(c) || c == '-')
-        })
+    name.len() <= LABEL_MAX && is_dns_subdomain(name)
 }
 
 fn is_trust_domain(name: &str) -> bool {

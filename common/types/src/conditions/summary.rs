@@ -5,7 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterState, State, Truth, reason, truncate_message};
+use super::{ClusterState, MESSAGE_MAX, State, Truth, reason};
+use crate::text::truncated;
 
 /// Condition type that `kubectl wait --for=condition=Ready` checks.
 pub const READY: &str = "Ready";
@@ -168,7 +169,7 @@ fn summarise_with(
         _ => Phase::Pending,
     };
 
-    let text = truncate_message(text);
+    let text = truncated(text, MESSAGE_MAX);
     Summary {
         phase,
         ready: State::new(truth, reason, text.clone()),
