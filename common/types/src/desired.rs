@@ -249,9 +249,7 @@ mod tests {
             name: "cert-manager".to_owned(),
             version: "1.19.1".to_owned(),
             install_crds: true,
-            values: Map::new(),
-            confidential: None,
-            pinned: None,
+            ..ChartState::default()
         }
     }
 
@@ -300,30 +298,18 @@ mod tests {
     }
 
     #[test]
-    fn original_fingerprint_ignores_install_crds() {
-        let annotation = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
-        assert!(chart().is_original_fingerprint(annotation));
-        assert!(
-            ChartState {
-                install_crds: false,
-                ..chart()
-            }
-            .is_original_fingerprint(annotation)
-        );
-    }
-
-    #[test]
-    fn original_fingerprint_changes_with_values() {
-        let mut with_values = chart();
-        with_values
-            .values
-            .insert("replicaCount".to_owned(), 1.into());
-        assert!(!with_values.is_original_fingerprint(
-            "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d"
-        ));
-        assert!(with_values.is_original_fingerprint(
+    fn original_fingerprint_follows_values_not_install_crds() {
+        let without_values = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a92e80a8d";
+        let mut chart = chart();
+        assert!(chart.is_original_fingerprint(without_values));
+        chart.values.insert("replicaCount".to_owned(), 1.into());
+        assert!(!chart.is_original_fingerprint(without_values));
+        assert!(chart.is_original_fingerprint(
             "5bae5844d6be0862a748a6306452149c67b1dbaf80e1cc8d2c05718d7c195d10"
         ));
+        chart.values.clear();
+        chart.install_crds = false;
+        assert!(chart.is_original_fingerprint(without_values));
     }
 
     #[test]
@@ -358,18 +344,8 @@ mod tests {
 
     fn plain() -> DesiredState {
         DesiredState {
-            version: Version::default(),
             chart: chart(),
-            paused: false,
-            retire: false,
-            drift: DriftPolicy::default(),
-            chart_crds: CrdPolicy::default(),
-            tenant_values: false,
-            handling: Handling::default(),
-            lockdown: Lockdown::default(),
-            namespaces: NamespaceConfiguration::default(),
-            deployments: Vec::new(),
-            placed: Vec::new(),
+            ..DesiredState::default()
         }
     }
 
@@ -489,20 +465,7 @@ mod tests {
     #[test]
     fn tenant_values_apply_only_where_fleet_allows() {
         let own: Map<String, Value> = [("a".to_owned(), Value::from(1))].into_iter().collect();
-        let mut desired = DesiredState {
-            version: Version::default(),
-            chart: chart(),
-            paused: false,
-            retire: false,
-            drift: DriftPolicy::default(),
-            chart_crds: CrdPolicy::default(),
-            handling: Handling::default(),
-            lockdown: Lockdown::default(),
-            namespaces: NamespaceConfiguration::default(),
-            tenant_values: false,
-            deployments: Vec::new(),
-            placed: Vec::new(),
-        };
+        let mut desired = plain();
         assert_eq!(*desired.chart_with(Some(&own)), chart());
         desired.tenant_values = true;
         assert_eq!(desired.chart_with(Some(&own)).helm_values()["a"], 1);
@@ -536,17 +499,8 @@ mod tests {
             epoch: 1,
             generation: 9,
         };
-        assert!(
-            Version {
-                epoch: 2,
-                generation: 1
-            } > old
-        );
-        assert!(
-            Version {
-                epoch: 1,
-                generation: 10
-            } > old
-        );
+        for (epoch, generation) in [(2, 1), (1, 10)] {
+            assert!(Version { epoch, generation } > old);
+        }
     }
 }

@@ -45,6 +45,17 @@ fn foreign() -> Condition {
     }
 }
 
+/// Sets the condition `Ready` at this second.
+fn set_ready(
+    conditions: &mut Vec<Condition>,
+    (truth, reason, message): (Truth, &str, &str),
+    generation: i64,
+    second: i64,
+) -> bool {
+    let state = State::new(truth, reason, message);
+    set(conditions, "Ready", &state, generation, at(second))
+}
+
 #[test]
 fn unread_source_is_unknown_and_others_unresolved() {
     for (reason, truth) in [
@@ -60,16 +71,14 @@ fn unread_source_is_unknown_and_others_unresolved() {
 
 #[test]
 fn condition_types_are_the_originals_and_read_back() {
-    assert_eq!(condition_type(Kind::Ready, "edge-1"), "ClusterReady/edge-1");
-    assert_eq!(
-        condition_type(Kind::Progress, "edge-1"),
-        "ClusterProgress/edge-1"
-    );
-    assert_eq!(condition_type(Kind::Error, "a.b/c"), "ClusterError/a.b/c");
-    assert_eq!(
-        parse_condition_type("ClusterError/a.b/c"),
-        Some((Kind::Error, "a.b/c"))
-    );
+    for (kind, cluster, type_) in [
+        (Kind::Ready, "edge-1", "ClusterReady/edge-1"),
+        (Kind::Progress, "edge-1", "ClusterProgress/edge-1"),
+        (Kind::Error, "a.b/c", "ClusterError/a.b/c"),
+    ] {
+        assert_eq!(condition_type(kind, cluster), type_);
+        assert_eq!(parse_condition_type(type_), Some((kind, cluster)));
+    }
     for other in [
         "Ready",
         "ClusterReady",
@@ -85,30 +94,12 @@ fn condition_types_are_the_originals_and_read_back() {
 #[test]
 fn the_transition_time_moves_only_with_the_status() {
     let mut conditions = Vec::new();
-    assert!(set(
-        &mut conditions,
-        "Ready",
-        &state(Truth::False, "A", "a"),
-        1,
-        at(10)
-    ));
-    assert!(set(
-        &mut conditions,
-        "Ready",
-        &state(Truth::False, "B", "b"),
-        2,
-        at(20)
-    ));
+    assert!(set_ready(&mut conditions, (Truth::False, "A", "a"), 1, 10));
+    assert!(set_ready(&mut conditions, (Truth::False, "B", "b"), 2, 20));
     assert_eq!(conditions[0].last_transition_time, Time(at(10)));
     assert_eq!(conditions[0].reason, "B");
     assert_eq!(conditions[0].observed_generation, Some(2));
-    assert!(set(
-        &mut conditions,
-        "Ready",
-        &state(Truth::True, "B", "b"),
-        2,
-        at(30)
-    ));
+    assert!(set_ready(&mut conditions, (Truth::True, "B", "b"), 2, 30));
     assert_eq!(conditions[0].last_transition_time, Time(at(30)));
 }
 
@@ -125,13 +116,8 @@ fn obsolete_member_conditions_are_removed_preserving_order() {
         type_: "Last".to_owned(),
         ..foreign()
     });
-    assert!(set_cluster(
-        &mut conditions,
-        "edge-1",
-        &ready(Truth::True),
-        1,
-        at(2)
-    ));
+    let is_ready = ready(Truth::True);
+    assert!(set_cluster(&mut conditions, "edge-1", &is_ready, 1, at(2)));
     let types: Vec<_> = conditions
         .iter()
         .map(|condition| condition.type_.as_str())
@@ -154,47 +140,22 @@ fn obsolete_member_conditions_are_removed_preserving_order() {
 fn a_long_message_is_cut_between_characters() {
     let mut conditions = Vec::new();
     let long = format!("{}€€", "a".repeat(MESSAGE_MAX - 4));
-    assert!(set(
-        &mut conditions,
-        "Ready",
-        &state(Truth::True, "A", &long),
-        1,
-        at(1)
-    ));
-    assert_eq!(
-        conditions[0].message,
-        format!("{}€", "a".repeat(MESSAGE_MAX - 4))
-    );
-    assert!(!set(
-        &mut conditions,
-        "Ready",
-        &state(Truth::True, "A", &long),
-        1,
-        at(2)
-    ));
+    let ready = (Truth::True, "A", &*long);
+    assert!(set_ready(&mut conditions, ready, 1, 1));
+    let expected = format!("{}€", "a".repeat(MESSAGE_MAX - 4));
+    assert_eq!(conditions[0].message, expected);
+    assert!(!set_ready(&mut conditions, ready, 1, 2));
 }
 
 #[test]
 fn invalid_condition_reason_is_replaced() {
+    let mut conditions = Vec::new();
     for bad in ["", "two words", "1st", "A:", "ü", &"A".repeat(1025)] {
-        let mut conditions = Vec::new();
-        set(
-            &mut conditions,
-            "Ready",
-            &state(Truth::True, bad, ""),
-            1,
-            at(1),
-        );
+        conditions.clear();
+        set_ready(&mut conditions, (Truth::True, bad, ""), 1, 1);
         assert_eq!(conditions[0].reason, reason::UNSPECIFIED, "{bad}");
     }
-    let mut conditions = Vec::new();
-    set(
-        &mut conditions,
-        "Ready",
-        &state(Truth::True, "A:b,c_", ""),
-        1,
-        at(1),
-    );
+    set_ready(&mut conditions, (Truth::True, "A:b,c_", ""), 1, 1);
     assert_eq!(conditions[0].reason, "A:b,c_");
 }
 
@@ -227,111 +188,83 @@ fn cluster_state_json_round_trips_in_api_terms() {
 
 #[test]
 fn phase_ready_and_message_follow_the_members() {
-    use Phase::{Error, Pending, Ready};
     let skipped = ClusterState {
         ready: ready(Truth::True).ready,
         ..failed(reason::CHART_NOT_LOADED)
     };
-    let not_ready = || ready(Truth::False);
-    let is_ready = || ready(Truth::True);
-    let unknown = || ready(Truth::Unknown);
-    for (members, skip, phase, truth, reason, message) in [
-        (
-            fleet([]),
-            false,
-            Pending,
-            Truth::False,
-            reason::NO_CLUSTERS,
-            "0 of 0 clusters ready",
-        ),
-        (
-            fleet([("a", is_ready()), ("b", is_ready())]),
-            false,
-            Ready,
-            Truth::True,
-            reason::ALL_CLUSTERS_READY,
-            "2 of 2 clusters ready",
-        ),
-        (
-            fleet([("a", is_ready()), ("b", not_ready()), ("c", is_ready())]),
-            false,
-            Ready,
-            Truth::False,
-            reason::CLUSTERS_NOT_READY,
-            "2 of 3 clusters ready; b: NotReady",
-        ),
-        (
-            fleet([("a", is_ready()), ("b", unknown())]),
-            false,
-            Ready,
-            Truth::Unknown,
-            reason::CLUSTERS_UNKNOWN,
-            "1 of 2 clusters ready; b: NotReady",
-        ),
-        (
-            fleet([("a", unknown()), ("b", not_ready())]),
-            false,
-            Pending,
-            Truth::False,
-            reason::CLUSTERS_NOT_READY,
-            "0 of 2 clusters ready; b: NotReady",
-        ),
-        (
-            fleet([
-                ("a", unknown()),
-                ("b", not_ready()),
-                ("c", is_ready()),
-                ("d", failed(reason::UPGRADE_FAILED)),
-                ("e", failed(reason::INSTALL_FAILED)),
-            ]),
-            true,
-            Error,
-            Truth::False,
-            reason::CLUSTERS_NOT_READY,
-            "1 of 5 clusters ready; d: UpgradeFailed: no space left",
-        ),
-        (
-            fleet([("a", skipped.clone())]),
-            false,
-            Error,
-            Truth::False,
-            reason::CLUSTERS_NOT_READY,
-            "0 of 1 clusters ready; a: ChartNotLoaded: no space left",
-        ),
-        (
-            fleet([("a", skipped)]),
-            true,
-            Ready,
-            Truth::True,
-            reason::ALL_CLUSTERS_READY,
-            "1 of 1 clusters ready",
-        ),
-        (
-            fleet([("a", failed(reason::VERSION_NOT_FOUND))]),
-            true,
-            Pending,
-            Truth::False,
-            reason::CLUSTERS_NOT_READY,
-            "0 of 1 clusters ready; a: VersionNotFound: no space left",
-        ),
-    ] {
-        let summary = summarise(&members, skip);
-        assert_eq!(summary.phase, phase, "{message}");
-        assert_eq!(summary.ready, state(truth, reason, message));
-        assert_eq!(summary.last_message, message);
-    }
-}
-
-#[test]
-fn an_error_that_is_over_counts_for_nothing() {
     let recovered = ClusterState {
         error: Some(state(Truth::False, reason::NO_ERROR, "")),
         ..ready(Truth::True)
     };
-    assert_eq!(
-        summarise(&fleet([("a", recovered)]), false).phase,
-        Phase::Ready
-    );
+    let not_ready = || ready(Truth::False);
+    let is_ready = || ready(Truth::True);
+    let unknown = || ready(Truth::Unknown);
+    let failing = [
+        ("a", unknown()),
+        ("b", not_ready()),
+        ("c", is_ready()),
+        ("d", failed(reason::UPGRADE_FAILED)),
+        ("e", failed(reason::INSTALL_FAILED)),
+    ];
+    for (members, skip, expected) in [
+        (
+            fleet([]),
+            false,
+            "Pending False NoClusters 0 of 0 clusters ready",
+        ),
+        (
+            fleet([("a", is_ready()), ("b", is_ready())]),
+            false,
+            "Ready True AllClustersReady 2 of 2 clusters ready",
+        ),
+        (
+            fleet([("a", is_ready()), ("b", not_ready()), ("c", is_ready())]),
+            false,
+            "Ready False ClustersNotReady 2 of 3 clusters ready; b: NotReady",
+        ),
+        (
+            fleet([("a", is_ready()), ("b", unknown())]),
+            false,
+            "Ready Unknown ClustersUnknown 1 of 2 clusters ready; b: NotReady",
+        ),
+        (
+            fleet([("a", unknown()), ("b", not_ready())]),
+            false,
+            "Pending False ClustersNotReady 0 of 2 clusters ready; b: NotReady",
+        ),
+        (
+            fleet(failing),
+            true,
+            "Error False ClustersNotReady 1 of 5 clusters ready; d: UpgradeFailed: no space left",
+        ),
+        (
+            fleet([("a", skipped.clone())]),
+            false,
+            "Error False ClustersNotReady 0 of 1 clusters ready; a: ChartNotLoaded: no space left",
+        ),
+        (
+            fleet([("a", skipped)]),
+            true,
+            "Ready True AllClustersReady 1 of 1 clusters ready",
+        ),
+        (
+            fleet([("a", failed(reason::VERSION_NOT_FOUND))]),
+            true,
+            "Pending False ClustersNotReady 0 of 1 clusters ready; a: VersionNotFound: no space left",
+        ),
+        // An error that is over does not count.
+        (
+            fleet([("a", recovered)]),
+            false,
+            "Ready True AllClustersReady 1 of 1 clusters ready",
+        ),
+    ] {
+        let summary = summarise(&members, skip);
+        let (phase, ready) = (summary.phase, summary.ready);
+        let shown = format!("{phase} {} {} {}", ready.truth, ready.reason, ready.message);
+        assert_eq!(shown, expected);
+        assert_eq!(summary.last_message, ready.message);
+    }
 }
 
 fn any_state() -> impl Strategy<Value = State> {
