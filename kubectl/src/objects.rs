@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use krypton_runtime::call::{ApiError, call_within};
+use krypton_runtime::call::{ApiError, call_within, if_uid};
 use kube::Api;
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::{ApiResource, TypeMeta};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -171,14 +171,7 @@ impl<K: Clone + fmt::Debug + DeserializeOwned> Objects<K> {
 
     /// Deletes the object if it still has this UID.
     pub(crate) async fn delete(&self, name: &str, uid: Option<String>) -> Result<(), KubectlError> {
-        let resource_version = None;
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid,
-                resource_version,
-            }),
-            ..DeleteParams::default()
-        };
+        let params = if_uid(uid);
         let deleting = self.call("delete", name, self.api.delete(name, &params));
         deleting.await.map(drop)
     }

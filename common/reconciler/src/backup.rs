@@ -22,12 +22,12 @@ use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_runtime::bound::{self, ExceededBound, ListSize};
-use krypton_runtime::call::{self, ApiError, call_within};
+use krypton_runtime::call::{self, ApiError, call_within, if_uid, if_unchanged};
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::fingerprint::hex;
 use krypton_types::names;
 use krypton_types::tenant::TenantKey;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::DeserializeGuard;
 use kube::{Client, ResourceExt};
 use serde::{Deserialize, Serialize};
@@ -361,13 +361,7 @@ pub async fn list_records(client: &Client) -> Result<Vec<BackupRecord>, BackupEr
 
 pub(crate) async fn delete_record(client: &Client, secret: &Secret) -> Result<(), BackupError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let params = DeleteParams {
-        preconditions: Some(Preconditions {
-            resource_version: secret.metadata.resource_version.clone(),
-            uid: secret.metadata.uid.clone(),
-        }),
-        ..DeleteParams::default()
-    };
+    let params = if_unchanged(&secret.metadata);
     let name = secret.name_any();
     let deleting = secrets.delete(&name, &params);
     let attempt = format!("deleting Secret {SYSTEM_NAMESPACE}/{name}");
@@ -429,14 +423,7 @@ async fn restore(
 
 /// Repeats a user's deletion. The finalizer of the restored Tenant makes the reconciler uninstall its release.
 async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<UserDeletion, BackupError> {
-    let preconditions = Preconditions {
-        uid: tenant.uid(),
-        resource_version: None,
-    };
-    let params = DeleteParams {
-        preconditions: Some(preconditions),
-        ..DeleteParams::default()
-    };
+    let params = if_uid(tenant.uid());
     let name = tenant.name_any();
     let deleting = api.delete(&name, &params);
     match call_within(

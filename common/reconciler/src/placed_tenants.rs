@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::driver::is_suspended;
-use krypton_runtime::call::{ApiError, call, existing};
+use krypton_runtime::call::{ApiError, call, existing, if_uid};
 use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
@@ -22,7 +22,7 @@ use krypton_types::names;
 use krypton_types::placed_tenant::{PlacedReport, PlacedTenant};
 use krypton_types::tenant::TenantKey;
 use kube::Client;
-use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::api::{Api, PostParams};
 use tokio::task::JoinError;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
@@ -335,13 +335,7 @@ impl ActionRunner {
                 if !is_removal_ordered(order, &self.desired.get()) {
                     return Err(PlacementError::Conflict);
                 }
-                let params = DeleteParams {
-                    preconditions: Some(Preconditions {
-                        uid: Some(uid),
-                        resource_version: None,
-                    }),
-                    ..DeleteParams::default()
-                };
+                let params = if_uid(Some(uid));
                 let request = api.delete(&order.name, &params);
                 send("deleting the Tenant", request).await?;
                 Ok(CompletedStep::Written(None))

@@ -3,8 +3,9 @@
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::record::{ReleaseRecord, name};
+use krypton_runtime::call::if_unchanged;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
-use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::api::{Api, PostParams};
 use kube::{Client, ResourceExt as _};
 
 /// Reads the record of a release. Returns an empty record if none exists.
@@ -41,15 +42,8 @@ pub(crate) async fn delete(record: &ReleaseRecord, client: &Client) -> kube::Res
     let Some(secret) = record.secret() else {
         return Ok(());
     };
-    let params = DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: secret.uid(),
-            resource_version: secret.resource_version(),
-        }),
-        ..DeleteParams::default()
-    };
     let (api, name) = (api(client), secret.name_any());
-    api.delete(&name, &params).await?;
+    api.delete(&name, &if_unchanged(&secret.metadata)).await?;
     Ok(())
 }
 

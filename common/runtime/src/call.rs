@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use kube::core::Status;
+use kube::api::{DeleteParams, Preconditions};
+use kube::core::{ObjectMeta, Status};
 
 /// Deadline of an ordinary call.
 pub const CALL: Duration = Duration::from_secs(10);
@@ -105,6 +106,22 @@ pub fn existing<T>(
         Err(kube::Error::Api(status)) if names_object(&status) => Ok(None),
         result => result.map(Some),
     }
+}
+
+/// Deletes an object if it has not changed since it was read.
+pub fn if_unchanged(read: &ObjectMeta) -> DeleteParams {
+    DeleteParams::default().preconditions(Preconditions {
+        uid: read.uid.clone(),
+        resource_version: read.resource_version.clone(),
+    })
+}
+
+/// Deletes an object if it still has this UID.
+pub fn if_uid(uid: Option<String>) -> DeleteParams {
+    DeleteParams::default().preconditions(Preconditions {
+        uid,
+        ..Preconditions::default()
+    })
 }
 
 #[cfg(test)]

@@ -6,12 +6,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_runtime::bound::{ListError, list_all};
-use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::call::{ApiError, call, if_unchanged};
 use krypton_types::fingerprint::sha256_hex;
 use krypton_types::join_bundle::is_token;
 use krypton_types::join_token::{Caller, LABEL, MEMBER_LABEL, NAME_PREFIX, Record};
 use kube::Client;
-use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{Api, ListParams, PostParams};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
@@ -300,13 +300,7 @@ async fn get(
 /// Deletes the object if it is unchanged since the list. Returns whether this call deleted it.
 async fn delete(api: &Api<Secret>, namespace: &str, object: &Secret) -> Result<bool, TokenError> {
     let name = object.metadata.name.clone().unwrap_or_default();
-    let params = DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: object.metadata.uid.clone(),
-            resource_version: object.metadata.resource_version.clone(),
-        }),
-        ..DeleteParams::default()
-    };
+    let params = if_unchanged(&object.metadata);
     let request = api.delete(&name, &params);
     match call(format!("deleting Secret {namespace}/{name}"), request).await {
         Ok(_) => Ok(true),

@@ -7,10 +7,9 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_helm::releases;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
-use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::call::{ApiError, call, if_unchanged};
 use krypton_runtime::events::ObjectEvent;
-use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
+use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 
 use super::leftovers::belongs_to;
@@ -123,13 +122,7 @@ impl ActionRunner {
         let mut deleted = Vec::new();
         for (name, crd) in &crds {
             self.check_permit()?;
-            let params = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid: crd.uid(),
-                    resource_version: crd.resource_version(),
-                }),
-                ..DeleteParams::default()
-            };
+            let params = if_unchanged(&crd.metadata);
             let deleting = api.delete(name, &params);
             call("deleting a CRD", deleting).await?;
             deleted.push(*name);

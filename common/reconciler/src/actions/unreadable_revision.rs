@@ -7,12 +7,12 @@ use krypton_helm::driver::{GetMetadata, HelmError};
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status};
-use krypton_runtime::call::call;
+use krypton_runtime::call::{call, if_unchanged};
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::api::{Api, PostParams};
 
 use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, transient, unavailable};
 use crate::helm_queue::HelmReservation;
@@ -130,13 +130,7 @@ impl ActionRunner {
 
     /// Deletes the Secret of a revision if it has not changed.
     async fn delete_secret(&self, release: &ReleaseKey, meta: &ObjectMeta) -> kube::Result<()> {
-        let params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: meta.uid.clone(),
-                resource_version: meta.resource_version.clone(),
-            }),
-            ..DeleteParams::default()
-        };
+        let params = if_unchanged(meta);
         // Helm created the Secret. Krypton's own rights include at most an update.
         let api: Api<Secret> = Api::namespaced(self.member.helm_client.clone(), &release.namespace);
         let name = meta.name.clone().unwrap_or_default();

@@ -6,10 +6,10 @@ use crate::workspaces::metadata::NamespaceMetadata;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, PostParams, Preconditions};
+use kube::api::{Api, PostParams};
 use std::collections::BTreeMap;
 
-use krypton_runtime::call::call;
+use krypton_runtime::call::{call, if_unchanged};
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::names;
@@ -97,14 +97,7 @@ impl ActionRunner {
             return self.remove_finalizer(job, false, result).await;
         }
         self.check_permit()?;
-        let preconditions = Preconditions {
-            uid: namespace.metadata.uid.clone(),
-            resource_version: namespace.metadata.resource_version.clone(),
-        };
-        let params = DeleteParams {
-            preconditions: Some(preconditions),
-            ..DeleteParams::default()
-        };
+        let params = if_unchanged(&namespace.metadata);
         let deleting = api.delete(name, &params);
         call("deleting the workspace", deleting).await?;
         let event = ObjectEvent::normal("WorkspaceDeleted", format!("deleting namespace {name}"));
