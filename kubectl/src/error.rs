@@ -112,7 +112,7 @@ impl CallError {
         }
     }
 
-    fn is_unreachable(&self) -> bool {
+    pub(crate) fn is_unreachable(&self) -> bool {
         let ApiError::Failed { source, .. } = &self.error else {
             return false;
         };

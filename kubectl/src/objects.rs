@@ -302,13 +302,9 @@ fn is_transient(error: &KubectlError) -> bool {
     let KubectlError::Call(call) = error else {
         return false;
     };
-    match (&call.error, call.error.code()) {
-        (_, Some(code)) => code == 429 || code >= 500,
-        (ApiError::Timeout { .. }, None) => true,
-        (ApiError::Failed { source, .. }, None) => matches!(
-            **source,
-            kube::Error::HyperError(_) | kube::Error::Service(_)
-        ),
+    match call.error.code() {
+        Some(code) => code == 429 || code >= 500,
+        None => error.is_timeout() || call.is_unreachable(),
     }
 }
 

@@ -71,8 +71,7 @@ impl Program {
 }
 
 fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
-    let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
-    containers.into_iter().flatten()
+    list_at(pod, "/spec/containers")
 }
 
 /// Returns the hub or agent in the pod's containers.

@@ -220,58 +220,30 @@ mod tests {
 
     #[test]
     fn each_verb_patches_only_when_change_is_needed() {
+        use Kind::{Cluster, Deployment, Tenant};
+        use Verb::{Accept, Ban, Pause, Resume, Resync, Unban};
         let paused = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "true"}}});
         let unpaused = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: "false"}}});
         let (plain, spec) = (json!({}), json!({"spec": {"paused": true, "banned": true}}));
         let waiting = json!({"spec": {"accepted": false}});
         let rows = [
-            (Verb::Pause, Kind::Tenant, &plain, true, "paused"),
-            (Verb::Pause, Kind::Tenant, &unpaused, true, "paused"),
-            (
-                Verb::Pause,
-                Kind::Tenant,
-                &paused,
-                false,
-                "is paused already",
-            ),
-            (Verb::Resume, Kind::Deployment, &paused, true, "resumed"),
-            (
-                Verb::Resume,
-                Kind::Deployment,
-                &unpaused,
-                false,
-                "is not paused",
-            ),
-            (Verb::Pause, Kind::Cluster, &plain, true, "paused"),
-            (
-                Verb::Pause,
-                Kind::Cluster,
-                &spec,
-                false,
-                "is paused already",
-            ),
-            (Verb::Resume, Kind::Cluster, &spec, true, "resumed"),
-            (Verb::Resume, Kind::Cluster, &paused, true, "resumed"),
-            (Verb::Resume, Kind::Cluster, &plain, false, "is not paused"),
-            (
-                Verb::Resync,
-                Kind::Tenant,
-                &paused,
-                true,
-                "is reconciled again",
-            ),
-            (Verb::Accept, Kind::Cluster, &waiting, true, "accepted"),
-            (
-                Verb::Accept,
-                Kind::Cluster,
-                &plain,
-                false,
-                "is accepted already",
-            ),
-            (Verb::Ban, Kind::Cluster, &plain, true, "banned"),
-            (Verb::Ban, Kind::Cluster, &spec, false, "is banned already"),
-            (Verb::Unban, Kind::Cluster, &spec, true, "unbanned"),
-            (Verb::Unban, Kind::Cluster, &plain, false, "is not banned"),
+            (Pause, Tenant, &plain, true, "paused"),
+            (Pause, Tenant, &unpaused, true, "paused"),
+            (Pause, Tenant, &paused, false, "is paused already"),
+            (Resume, Deployment, &paused, true, "resumed"),
+            (Resume, Deployment, &unpaused, false, "is not paused"),
+            (Pause, Cluster, &plain, true, "paused"),
+            (Pause, Cluster, &spec, false, "is paused already"),
+            (Resume, Cluster, &spec, true, "resumed"),
+            (Resume, Cluster, &paused, true, "resumed"),
+            (Resume, Cluster, &plain, false, "is not paused"),
+            (Resync, Tenant, &paused, true, "is reconciled again"),
+            (Accept, Cluster, &waiting, true, "accepted"),
+            (Accept, Cluster, &plain, false, "is accepted already"),
+            (Ban, Cluster, &plain, true, "banned"),
+            (Ban, Cluster, &spec, false, "is banned already"),
+            (Unban, Cluster, &spec, true, "unbanned"),
+            (Unban, Cluster, &plain, false, "is not banned"),
         ];
         for (verb, kind, object, needs_patch, result) in rows {
             let planned = plan_change(verb, kind, object, now());

@@ -193,32 +193,22 @@ mod tests {
         let (retains, orphaned) = (json!({}), json!({ORPHAN_ANNOTATION: "true"}));
         let uninstalls = json!({"deletionPolicy": "Uninstall"});
         let none = json!({});
+        let orphaning = [json!(null), json!("true")];
+        let uninstalling = [json!("Uninstall"), json!(null)];
         let rows = [
             (&retains, &none, true, None),
-            (&uninstalls, &none, true, Some((json!(null), json!("true")))),
+            (&uninstalls, &none, true, Some(&orphaning)),
             (&uninstalls, &none, false, None),
-            (
-                &retains,
-                &none,
-                false,
-                Some((json!("Uninstall"), json!(null))),
-            ),
-            (
-                &uninstalls,
-                &orphaned,
-                false,
-                Some((json!("Uninstall"), json!(null))),
-            ),
+            (&retains, &none, false, Some(&uninstalling)),
+            (&uninstalls, &orphaned, false, Some(&uninstalling)),
         ];
         for (spec, annotations, orphan, expected) in rows {
             let patch = patch(&object(spec.clone(), annotations.clone()), orphan);
             let written = patch.map(|patch| {
-                (
-                    patch["spec"]["deletionPolicy"].clone(),
-                    patch["metadata"]["annotations"][ORPHAN_ANNOTATION].clone(),
-                )
+                let annotation = &patch["metadata"]["annotations"][ORPHAN_ANNOTATION];
+                [patch["spec"]["deletionPolicy"].clone(), annotation.clone()]
             });
-            assert_eq!(written, expected, "{spec} {annotations} {orphan}");
+            assert_eq!(written.as_ref(), expected, "{spec} {annotations} {orphan}");
         }
     }
 
