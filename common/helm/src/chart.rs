@@ -31,6 +31,8 @@ mod private_tests;
 pub(crate) mod provenance;
 pub(crate) mod range;
 mod source;
+#[cfg(test)]
+mod stub_site;
 mod target_check;
 #[cfg(test)]
 mod tests;

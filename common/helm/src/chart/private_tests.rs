@@ -1,92 +1,13 @@
 //! Tests of repositories that require authentication, compress their index, or use `ETag`.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use tokio::net::TcpListener;
 
-use super::archive::tests::{chart_yaml, packed};
+use super::stub_site::{StubFallback, StubResponse, StubSite, cache, chart, small};
 use super::*;
-
-/// A test server that returns 404 for unknown files.
-#[derive(Clone, Default)]
-struct StubSite {
-    files: Arc<Mutex<BTreeMap<String, Bytes>>>,
-    /// Values of the `location` header, by path. They replace the file.
-    redirects: Arc<Mutex<BTreeMap<String, String>>>,
-    /// The `authorization` header of each request, or an empty text.
-    authorizations: Arc<Mutex<Vec<(String, String)>>>,
-    requires_login: bool,
-    tag: Option<&'static str>,
-    compresses_index: bool,
-}
-
-async fn respond(State(site): State<StubSite>, request: Request) -> Response {
-    let path = request.uri().path().to_owned();
-    let header = |name: &str| {
-        let value = request.headers().get(name);
-        value.map_or("", |value| value.to_str().unwrap()).to_owned()
-    };
-    let authorization = header("authorization");
-    let has_login = !authorization.is_empty();
-    site.authorizations
-        .lock()
-        .unwrap()
-        .push((path.clone(), authorization));
-    if site.requires_login && !has_login {
-        return StatusCode::UNAUTHORIZED.into_response();
-    }
-    if let Some(to) = site.redirects.lock().unwrap().get(&path) {
-        return (StatusCode::FOUND, [("location", to.clone())]).into_response();
-    }
-    let Some(file) = site.files.lock().unwrap().get(&path).cloned() else {
-        return StatusCode::NOT_FOUND.into_response();
-    };
-    let mut headers = HeaderMap::new();
-    if let Some(tag) = site.tag.filter(|_| path == "/index.yaml") {
-        headers.insert("etag", tag.parse().unwrap());
-        if header("if-none-match") == tag {
-            return (StatusCode::NOT_MODIFIED, headers).into_response();
-        }
-    }
-    if site.compresses_index && path == "/index.yaml" {
-        assert_eq!(header("accept-encoding"), "gzip");
-        headers.insert("content-encoding", "gzip".parse().unwrap());
-    }
-    (headers, file).into_response()
-}
-
-impl StubSite {
-    async fn start(self) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let app = Router::new().fallback(respond).with_state(self);
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        url
-    }
-
-    fn with(self, path: &str, content: impl Into<Bytes>) -> Self {
-        let mut files = self.files.lock().unwrap();
-        files.insert(path.to_owned(), content.into());
-        drop(files);
-        self
-    }
-
-    fn take_authorizations(&self) -> Vec<(String, String)> {
-        std::mem::take(&mut *self.authorizations.lock().unwrap())
-    }
-}
-
-fn tgz(version: &str) -> Vec<u8> {
-    packed(&[chart_yaml("small", version)])
-}
 
 fn index(version: &str, url: &str) -> String {
     format!("entries: {{small: [{{version: {version}, urls: ['{url}']}}]}}")
@@ -96,14 +17,6 @@ fn gzipped(text: &str) -> Vec<u8> {
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::Write::write_all(&mut gzip, text.as_bytes()).unwrap();
     gzip.finish().unwrap()
-}
-
-fn chart(repo: &str, version: &str) -> ChartRef {
-    ChartRef {
-        repo: repo.to_owned(),
-        name: "small".to_owned(),
-        version: version.to_owned(),
-    }
 }
 
 fn credentials(data: &[(&str, &str)]) -> CurrentCredentials {
@@ -117,14 +30,6 @@ fn credentials(data: &[(&str, &str)]) -> CurrentCredentials {
     Ok(Arc::new(Credentials::from_secret(&secret).unwrap()))
 }
 
-fn cache() -> (tempfile::TempDir, ChartCache) {
-    // Another test may have installed the provider already.
-    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
-    let dir = tempfile::tempdir().unwrap();
-    let cache = ChartCache::new(dir.path().join("charts")).unwrap();
-    (dir, cache)
-}
-
 const LOGIN: [(&str, &str); 2] = [("username", "me"), ("password", "hunter2")];
 const LOGIN_HEADER: &str = "Basic bWU6aHVudGVyMg==";
 
@@ -135,12 +40,12 @@ async fn unchanged_index_is_not_downloaded_again() {
         ..StubSite::default()
     }
     .with("/index.yaml", index("1.0.0", "a.tgz"))
-    .with("/a.tgz", tgz("1.0.0"));
+    .with("/a.tgz", small("1.0.0"));
     let url = site.clone().start().await;
     let (_dir, cache) = cache();
     assert_eq!(cache.resolve(&chart(&url, "^1")).await.unwrap(), "1.0.0");
     // The tag has not changed, so the cached index is still used.
-    let site = site.with("/index.yaml", index("1.1.0", "a.tgz"));
+    site.serve("/index.yaml", index("1.1.0", "a.tgz"));
     assert_eq!(cache.resolve(&chart(&url, "^1")).await.unwrap(), "1.0.0");
     assert!(cache.fetch(&chart(&url, "1.0.0")).await.is_ok());
 
@@ -155,7 +60,6 @@ async fn unchanged_index_is_not_downloaded_again() {
     assert_eq!(index_files.len(), 1);
     std::fs::write(&index_files[0], "rubbish").unwrap();
     assert_eq!(cache.resolve(&chart(&url, "^1")).await.unwrap(), "1.1.0");
-    drop(site);
 }
 
 #[tokio::test]
@@ -200,8 +104,8 @@ async fn a_packed_index_is_unpacked_within_its_limit() {
 #[tokio::test]
 async fn credentials_are_sent_only_to_chart_repository() {
     let elsewhere = StubSite::default()
-        .with("/a.tgz", tgz("1.0.0"))
-        .with("/c.tgz", tgz("1.2.0"));
+        .with("/a.tgz", small("1.0.0"))
+        .with("/c.tgz", small("1.2.0"));
     let other = elsewhere.clone().start().await;
     let site = StubSite {
         requires_login: true,
@@ -214,7 +118,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
 
     let error = cache.resolve(&chart(&url, "^1")).await.unwrap_err();
     assert!(error.to_string().ends_with("not been read yet"), "{error}");
-    assert!(site.take_authorizations().is_empty());
+    assert!(site.take_requests().is_empty());
     drop(sender.send_replace(credentials(&LOGIN)));
 
     // The chart is on another host, behind a redirect to another host, or on the own host.
@@ -227,22 +131,20 @@ async fn credentials_are_sent_only_to_chart_repository() {
     .enumerate()
     {
         let is_elsewhere = number < 2;
-        let _ = site
-            .clone()
-            .with("/index.yaml", index("1.0.0", &url_of_chart))
-            .with("/own.tgz", tgz("1.0.0"));
+        site.serve("/index.yaml", index("1.0.0", &url_of_chart));
+        site.serve("/own.tgz", small("1.0.0"));
         if let Some(to) = to {
-            site.redirects.lock().unwrap().insert(url_of_chart, to);
+            site.respond(&url_of_chart, StubResponse::Redirect(to));
         }
         let cache = &cache;
         cache.entries.lock().unwrap().clear();
         cache.fetch(&chart(&url, "1.0.0")).await.unwrap();
         assert!(
-            site.take_authorizations()
+            site.take_requests()
                 .iter()
                 .all(|(_, header)| header == LOGIN_HEADER)
         );
-        let others = elsewhere.take_authorizations();
+        let others = elsewhere.take_requests();
         assert_eq!(others.len(), usize::from(is_elsewhere), "{others:?}");
         assert!(
             others.iter().all(|(_, header)| header.is_empty()),
@@ -251,18 +153,11 @@ async fn credentials_are_sent_only_to_chart_repository() {
     }
 
     // Another host redirects back to the own host: the credentials are not sent again.
-    elsewhere
-        .redirects
-        .lock()
-        .unwrap()
-        .insert("/back.tgz".to_owned(), format!("{url}/own.tgz"));
-    site.redirects
-        .lock()
-        .unwrap()
-        .insert("/away.tgz".to_owned(), format!("{other}/back.tgz"));
-    let _ = site
-        .clone()
-        .with("/index.yaml", index("1.0.0", "/away.tgz"));
+    let back = StubResponse::Redirect(format!("{url}/own.tgz"));
+    elsewhere.respond("/back.tgz", back);
+    let away = StubResponse::Redirect(format!("{other}/back.tgz"));
+    site.respond("/away.tgz", away);
+    site.serve("/index.yaml", index("1.0.0", "/away.tgz"));
     cache.entries.lock().unwrap().clear();
     let error = cache.fetch(&chart(&url, "1.0.0")).await.unwrap_err();
     assert!(error.to_string().contains("returned 401"), "{error}");
@@ -276,7 +171,7 @@ async fn new_credentials_are_tried_immediately() {
         ..StubSite::default()
     }
     .with("/index.yaml", index("1.0.0", "a.tgz"))
-    .with("/a.tgz", tgz("1.0.0"));
+    .with("/a.tgz", small("1.0.0"));
     let url = site.start().await;
     let (_dir, cache) = cache();
     let (sender, current) = watch::channel(Err("there is no such Secret".into()));
@@ -305,9 +200,9 @@ async fn credentials_are_not_sent_over_plain_http() {
 async fn pinned_digest_is_checked_against_chart_archive() {
     let site = StubSite::default()
         .with("/index.yaml", index("1.0.0", "a.tgz"))
-        .with("/a.tgz", tgz("1.0.0"));
+        .with("/a.tgz", small("1.0.0"));
     let url = site.start().await;
-    let sha256 = krypton_types::fingerprint::sha256_hex(&tgz("1.0.0"));
+    let sha256 = krypton_types::fingerprint::sha256_hex(&small("1.0.0"));
     let (_dir, cache) = cache();
     let fetched = cache
         .fetch(&chart(&url, &format!("1.0.0@sha256:{sha256}")))
@@ -411,13 +306,6 @@ async fn private_repository_needs_ca_and_client_certificate() {
 
 #[tokio::test]
 async fn configured_source_is_the_only_one() {
-    struct CountingFallback(Mutex<u32>);
-    impl Fallback for CountingFallback {
-        fn fetch(&self, _: &ChartRef) -> BoxFuture<'_, Result<Vec<u8>, String>> {
-            *self.0.lock().unwrap() += 1;
-            Box::pin(async { Ok(tgz("1.0.0")) })
-        }
-    }
     for (source, succeeds, hub_calls) in [
         (ChartSource::Direct, false, 0),
         (ChartSource::Auto, true, 1),
@@ -428,17 +316,16 @@ async fn configured_source_is_the_only_one() {
             ..StubSite::default()
         };
         let url = site.clone().start().await;
-        let hub = Arc::new(CountingFallback(Mutex::default()));
+        let hub = Arc::new(StubFallback {
+            chart: Some(("small", "1.0.0")),
+            ..StubFallback::default()
+        });
         let (_dir, cache) = cache();
         let cache = cache.with_fallback(Arc::clone(&hub) as Arc<dyn Fallback>, source);
         let fetched = cache.fetch(&chart(&url, "1.0.0")).await;
         assert_eq!(fetched.is_ok(), succeeds, "{source}");
-        assert_eq!(*hub.0.lock().unwrap(), hub_calls, "{source}");
+        assert_eq!(hub.calls.load(Ordering::Relaxed), hub_calls, "{source}");
         let direct_requests = usize::from(source != ChartSource::Hub);
-        assert_eq!(
-            site.take_authorizations().len(),
-            direct_requests,
-            "{source}"
-        );
+        assert_eq!(site.all_hits(), direct_requests, "{source}");
     }
 }
