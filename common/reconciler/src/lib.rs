@@ -31,6 +31,8 @@ pub mod release_record;
 pub mod report_store;
 pub mod run_loop;
 pub mod status;
+#[cfg(test)]
+mod stub_server;
 mod watches;
 pub mod workload;
 mod workspaces;

@@ -176,14 +176,11 @@ pub fn parse(secret: &Secret) -> Option<DesiredState> {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-    use std::sync::{Arc, Mutex};
-
     use krypton_types::desired::ChartState;
-    use kube::client::Body;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::stub_server::StubServer;
 
     fn desired(epoch: u64, generation: u64, chart: &str) -> DesiredState {
         DesiredState {
@@ -201,113 +198,91 @@ mod tests {
     #[test]
     fn an_older_desired_state_is_never_acted_on() {
         let record = desired(2, 5, "a");
-        assert_eq!(decide(None, &record), RecordAction::Record);
-        assert_eq!(
-            decide(Some(&record), &desired(2, 5, "a")),
-            RecordAction::AlreadyRecorded
-        );
-        assert_eq!(
-            decide(Some(&record), &desired(2, 6, "b")),
-            RecordAction::Record
-        );
-        assert_eq!(
-            decide(Some(&record), &desired(3, 1, "b")),
-            RecordAction::Record
-        );
         let rejected = RecordAction::Reject(record.version);
-        assert_eq!(decide(Some(&record), &desired(2, 4, "b")), rejected);
-        assert_eq!(decide(Some(&record), &desired(1, 9, "b")), rejected);
-        assert_eq!(decide(Some(&record), &desired(2, 5, "b")), rejected);
+        assert_eq!(decide(None, &record), RecordAction::Record);
+        for (epoch, generation, chart, expected) in [
+            (2, 5, "a", RecordAction::AlreadyRecorded),
+            (2, 6, "b", RecordAction::Record),
+            (3, 1, "b", RecordAction::Record),
+            (2, 4, "b", rejected.clone()),
+            (1, 9, "b", rejected.clone()),
+            (2, 5, "b", rejected),
+        ] {
+            let action = decide(Some(&record), &desired(epoch, generation, chart));
+            assert_eq!(action, expected, "{epoch}.{generation} {chart}");
+        }
     }
 
-    /// Log of the requests: method with last path segment, and body.
-    type RequestLog = Arc<Mutex<Vec<(String, serde_json::Value)>>>;
-
-    fn server(respond: fn(&str, &serde_json::Value) -> u16) -> (Client, RequestLog) {
-        let requests = RequestLog::default();
-        let log = Arc::clone(&requests);
-        let service = tower::service_fn(move |request: http::Request<Body>| {
-            let log = Arc::clone(&log);
-            async move {
-                let (parts, body) = request.into_parts();
-                let body = body.collect_bytes().await.unwrap_or_default();
-                let sent: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
-                let request_line = parts.uri.path().rsplit('/').next().unwrap_or_default();
-                let request_line = format!("{} {request_line}", parts.method);
-                let code = respond(&request_line, &sent);
-                let mut object = sent.clone();
-                if code == 200 {
+    /// Saves to a server that responds to each line with a code. Returns also the number of owners in each write of
+    /// the record.
+    async fn save_to(
+        respond: fn(&str, &Value) -> u16,
+    ) -> (Result<RecordResult, RecordError>, Vec<usize>) {
+        let server = StubServer::start(move |request| {
+            let mut object = request.body.clone();
+            match respond(&request.line(), &request.body) {
+                200 => {
                     object["metadata"]["uid"] = json!("uid");
-                } else {
-                    let reason = if code == 404 { "NotFound" } else { "Forbidden" };
-                    object = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
-                        "code": code, "message": "refused", "reason": reason});
+                    (200, object)
                 }
-                log.lock().unwrap().push((request_line, sent));
-                let mut response = http::Response::new(Body::from(object.to_string().into_bytes()));
-                *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
-                Ok::<_, Infallible>(response)
+                code => (code, json!("refused")),
             }
         });
-        (Client::new(service, "default"), requests)
-    }
-
-    fn owners_written(requests: &RequestLog) -> Vec<usize> {
-        let requests = requests.lock().unwrap();
-        let writes = requests
-            .iter()
-            .filter(|(request_line, _)| request_line == "POST secrets");
-        let owners = writes.map(|(_, sent)| {
-            sent["metadata"]["ownerReferences"]
-                .as_array()
-                .map_or(0, Vec::len)
+        let result = save(&server.client, &desired(1, 1, "a")).await;
+        let requests = server.requests().into_iter();
+        let writes = requests.filter(|request| request.line() == "POST secrets");
+        let owners = writes.map(|request| {
+            let owners = request.body["metadata"]["ownerReferences"].as_array();
+            owners.map_or(0, Vec::len)
         });
-        owners.collect()
+        (result, owners.collect())
     }
 
     #[tokio::test]
     async fn missing_owner_rights_do_not_prevent_recording() {
-        let desired_state = desired(1, 1, "a");
-        let (client, requests) = server(|request_line, _| match request_line {
+        let (result, owners) = save_to(|line, _| match line {
             "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
             _ => 200,
-        });
-        let result = save(&client, &desired_state).await.unwrap();
+        })
+        .await;
+        let result = result.unwrap();
         assert_eq!(
             (result.action, result.ownerless_reason),
             (RecordAction::Record, None)
         );
-        assert_eq!(owners_written(&requests), [1]);
+        assert_eq!(owners, [1]);
 
-        let (client, requests) = server(|request_line, _| match request_line {
+        let (result, owners) = save_to(|line, _| match line {
             "GET krypton-root-owner" => 403,
             "GET krypton-desired-state" => 404,
             _ => 200,
-        });
-        let result = save(&client, &desired_state).await.unwrap();
+        })
+        .await;
+        let result = result.unwrap();
         assert_eq!(result.action, RecordAction::Record);
         assert!(result.ownerless_reason.unwrap().contains("refused"));
-        assert_eq!(owners_written(&requests), [0]);
+        assert_eq!(owners, [0]);
 
         // This API server rejects an owner reference from a client that may not delete the owned object.
-        let (client, requests) = server(|request_line, sent| match request_line {
+        let (result, owners) = save_to(|line, sent| match line {
             "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
             "POST secrets" if sent["metadata"]["ownerReferences"].is_array() => 403,
             _ => 200,
-        });
-        let result = save(&client, &desired_state).await.unwrap();
+        })
+        .await;
+        let result = result.unwrap();
         assert_eq!(result.action, RecordAction::Record);
         assert_eq!(result.ownerless_reason.as_deref(), Some("refused"));
-        assert_eq!(owners_written(&requests), [1, 0]);
+        assert_eq!(owners, [1, 0]);
 
-        let (client, requests) = server(|request_line, _| match request_line {
+        let (result, owners) = save_to(|line, _| match line {
             "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
             "POST secrets" => 403,
             _ => 200,
-        });
-        let rejected = save(&client, &desired_state).await;
-        let error = rejected.unwrap_err();
+        })
+        .await;
+        let error = result.unwrap_err();
         assert!(chain(&error).starts_with(WRITE_ATTEMPT), "{error:?}");
-        assert_eq!(owners_written(&requests), [1, 0]);
+        assert_eq!(owners, [1, 0]);
     }
 }

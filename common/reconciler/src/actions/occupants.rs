@@ -317,12 +317,10 @@ fn is_token(object: &ObjectMeta, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
-    use kube::client::Body;
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::stub_server::StubServer;
 
     pub(super) fn release() -> ReleaseKey {
         ReleaseKey::new("acme", "tenant-acme-edge-1")
@@ -484,67 +482,42 @@ mod tests {
             let core = serde_json::from_value(discovered("/api")).unwrap();
             parse_kinds([core, list]).unlistable
         };
-        // The response of an API server without aggregated discovery.
-        assert_eq!(
-            unlistable(&json!({"kind": "APIGroupList", "groups": []})).len(),
-            1
-        );
         let version = |freshness: &str, verbs: &[&str]| {
             json!({"items": [{"metadata": {"name": "g"}, "versions": [{"version": "v1",
                 "freshness": freshness, "resources":
                 [resource("widgets", "Widget", "Namespaced", verbs)]}]}]})
         };
-        assert_eq!(
-            unlistable(&version("Current", &["list", "delete"])),
-            Vec::<String>::new()
-        );
-        assert_eq!(unlistable(&version("Stale", &["list", "delete"])).len(), 1);
-        assert_eq!(unlistable(&version("Current", &["delete"])).len(), 1);
-        assert_eq!(
-            unlistable(&version("Current", &["get"])),
-            Vec::<String>::new()
-        );
-        assert_eq!(
-            unlistable(&version("Stale", &["get"])),
-            Vec::<String>::new()
-        );
         let without_resources = |group: &str| {
             json!({"items": [{"metadata": {"name": group},
                 "versions": [{"version": "v1", "freshness": "Stale"}]}]})
         };
-        assert_eq!(unlistable(&without_resources("g")).len(), 1);
-        assert_eq!(
-            unlistable(&without_resources("custom.metrics.k8s.io")),
-            Vec::<String>::new()
-        );
+        for (list, count) in [
+            // The response of an API server without aggregated discovery.
+            (json!({"kind": "APIGroupList", "groups": []}), 1),
+            (version("Current", &["list", "delete"]), 0),
+            (version("Stale", &["list", "delete"]), 1),
+            (version("Current", &["delete"]), 1),
+            (version("Current", &["get"]), 0),
+            (version("Stale", &["get"]), 0),
+            (without_resources("g"), 1),
+            (without_resources("custom.metrics.k8s.io"), 0),
+        ] {
+            assert_eq!(unlistable(&list).len(), count, "{list}");
+        }
     }
 
     /// Returns the ConfigMaps that keep the namespace, if the API server responds like this.
     async fn occupying_config_maps(
-        respond: fn(&str) -> (u16, Value),
+        respond: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
     ) -> Result<Vec<String>, ActionError> {
-        let service = tower::service_fn(move |request: http::Request<Body>| async move {
-            let (code, body) = respond(request.uri().query().unwrap_or_default());
-            let mut response = http::Response::new(Body::from(body.to_string().into_bytes()));
-            *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
-            Ok::<_, Infallible>(response)
-        });
-        let client = Client::new(service, "default");
+        let server = StubServer::start(move |request| respond(&request.query));
         let (release, kinds) = (release(), known_kinds());
         let check = OccupancyCheck {
             release: &release,
             deleted_tenant: None,
             scopes: &kinds.scopes,
         };
-        occupants_of_kind(&client, &kind("configmaps"), &check).await
-    }
-
-    fn status(code: u16, message: &str) -> (u16, Value) {
-        (
-            code,
-            json!({"kind": "Status", "status": "Failure", "code": code, "message": message,
-            "reason": "x"}),
-        )
+        occupants_of_kind(&server.client, &kind("configmaps"), &check).await
     }
 
     fn page(names: &[&str], next: &str) -> (u16, Value) {
@@ -564,26 +537,22 @@ mod tests {
 
     #[tokio::test]
     async fn unlistable_kinds_keep_namespace_and_failures_are_retried() {
-        for (respond, expected) in [
+        for (code, message, expected) in [
+            (403, "no", "configmaps (forbidden)"),
+            (406, "no", "configmaps (cannot be listed)"),
             (
-                (|_| status(403, "no")) as fn(&str) -> _,
-                "configmaps (forbidden)",
-            ),
-            (|_| status(406, "no"), "configmaps (cannot be listed)"),
-            (
-                |_| status(500, "conversion webhook for x failed"),
+                500,
+                "conversion webhook for x failed",
                 "configmaps (cannot be listed)",
             ),
         ] {
-            assert_eq!(
-                occupying_config_maps(respond).await.ok().unwrap(),
-                [expected]
-            );
+            let occupants = occupying_config_maps(move |_| (code, json!(message)));
+            assert_eq!(occupants.await.ok().unwrap(), [expected]);
         }
-        let unserved = occupying_config_maps(|_| status(404, "gone")).await;
+        let unserved = occupying_config_maps(|_| (404, json!("gone"))).await;
         assert!(matches!(unserved, Err(ActionError::Conflict)));
-        let failed = occupying_config_maps(|_| status(500, "etcdserver: request timed out")).await;
-        assert!(matches!(failed, Err(ActionError::Transient(_))));
+        let failed = occupying_config_maps(|_| (500, json!("etcdserver: request timed out")));
+        assert!(matches!(failed.await, Err(ActionError::Transient(_))));
     }
 
     #[tokio::test]
@@ -594,11 +563,9 @@ mod tests {
         });
         let occupants = occupants.await.ok().unwrap();
         assert_eq!(occupants, ["ConfigMap theirs (not created by the release)"]);
-        let endless = occupying_config_maps(|_| page(&[], "more"))
-            .await
-            .ok()
-            .unwrap();
-        assert_eq!(endless, ["configmaps (too many to check)"]);
+        let endless = occupying_config_maps(|_| page(&[], "more")).await;
+        let expected = ["configmaps (too many to check)"];
+        assert_eq!(endless.ok().unwrap(), expected);
     }
 
     #[test]

@@ -170,14 +170,14 @@ fn emit_event(events: &EventRecorder, result: &RestoreResult) {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
+    use http::Method;
     use krypton_crds::tenant::TenantSpec;
-    use kube::client::Body;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
+    use crate::stub_server::StubServer;
 
     fn tenant(name: &str) -> Tenant {
         let mut tenant = Tenant::new(name, TenantSpec::default());
@@ -187,58 +187,32 @@ mod tests {
     }
 
     /// Returns an API server with these records that rejects the Tenant `bad`.
-    fn server(records: &[&str]) -> (Client, Arc<Mutex<Vec<String>>>) {
+    fn server(records: &[&str]) -> StubServer {
         let records = records.iter().map(|name| backup::record_for(&tenant(name)));
-        let records: Arc<Mutex<Vec<_>>> = Arc::new(Mutex::new(records.collect()));
-        let requests = Arc::new(Mutex::new(Vec::new()));
-        let log = Arc::clone(&requests);
-        let service = tower::service_fn(move |request: http::Request<Body>| {
-            let (records, log) = (Arc::clone(&records), Arc::clone(&log));
-            async move {
-                let (parts, body) = request.into_parts();
-                let sent = body.collect_bytes().await.unwrap_or_default();
-                let sent: Value = serde_json::from_slice(&sent).unwrap_or_default();
-                let last = parts.uri.path().rsplit('/').next().unwrap_or_default();
-                let named = sent["metadata"]["name"].as_str();
-                let request_line = format!("{} {}", parts.method, named.unwrap_or(last));
-                let (code, object) = match request_line.as_str() {
-                    "GET secrets" => {
-                        let items = records.lock().unwrap().clone();
-                        (200, json!({"metadata": {}, "items": items}))
-                    }
-                    "GET team" => (200, json!({"metadata": {"name": "team"}})),
-                    "POST bad" => (
-                        403,
-                        json!({"kind": "Status", "status": "Failure", "code": 403,
-                            "message": "exceeded quota", "reason": "Forbidden"}),
-                    ),
-                    _ if parts.method == "DELETE" => {
-                        let others = |secret: &k8s_openapi::api::core::v1::Secret| {
-                            secret.metadata.name.as_deref() != Some(last)
-                        };
-                        records.lock().unwrap().retain(others);
-                        (200, json!({"kind": "Status", "status": "Success"}))
-                    }
-                    _ => (201, sent),
-                };
-                if !request_line.starts_with("GET") {
-                    log.lock().unwrap().push(request_line);
+        let records: Mutex<Vec<_>> = Mutex::new(records.collect());
+        StubServer::start(move |request| {
+            let mut records = records.lock().unwrap();
+            let name = request.body["metadata"]["name"].as_str();
+            match request.line().as_str() {
+                "GET secrets" => (200, json!({"metadata": {}, "items": *records})),
+                "GET team" => (200, json!({"metadata": {"name": "team"}})),
+                "POST tenants" if name == Some("bad") => (403, json!("exceeded quota")),
+                _ if request.method == Method::DELETE => {
+                    let last = Some(request.last_segment());
+                    records.retain(|secret| secret.metadata.name.as_deref() != last);
+                    (200, json!({"kind": "Status", "status": "Success"}))
                 }
-                let mut response = http::Response::new(Body::from(object.to_string().into_bytes()));
-                *response.status_mut() = http::StatusCode::from_u16(code).unwrap();
-                Ok::<_, Infallible>(response)
+                _ => (201, request.body.clone()),
             }
-        });
-        (Client::new(service, "default"), requests)
+        })
     }
 
-    fn created(requests: &Mutex<Vec<String>>, name: &str) -> usize {
-        let requests = requests.lock().unwrap();
-        let request_line = format!("POST {name}");
-        requests
-            .iter()
-            .filter(|line| **line == request_line)
-            .count()
+    fn created(server: &StubServer, name: &str) -> usize {
+        let requests = server.requests().into_iter();
+        let created = requests.filter(|request| {
+            request.method == Method::POST && request.body["metadata"]["name"] == name
+        });
+        created.count()
     }
 
     /// Runs one round of a process with this state.
@@ -254,35 +228,32 @@ mod tests {
 
     #[tokio::test]
     async fn refused_tenant_keeps_no_other_away() {
-        let (client, requests) = server(&["bad", "good"]);
-        let unrestored = round(&client, true, UnrestoredTenants::new()).await;
+        let server = server(&["bad", "good"]);
+        let unrestored = round(&server.client, true, UnrestoredTenants::new()).await;
         let names: Vec<_> = unrestored.keys().map(ToString::to_string).collect();
         assert_eq!(names, ["team/bad"]);
         let bad = unrestored.values().next().unwrap();
         assert!(bad.problem.contains("exceeded quota"), "{}", bad.problem);
-        assert_eq!((created(&requests, "good"), bad.failures), (1, 1));
+        assert_eq!((created(&server, "good"), bad.failures), (1, 1));
         // The failed Tenant backs off.
-        let unrestored = round(&client, true, unrestored).await;
-        assert_eq!((created(&requests, "bad"), unrestored.len()), (1, 1));
+        let unrestored = round(&server.client, true, unrestored).await;
+        assert_eq!((created(&server, "bad"), unrestored.len()), (1, 1));
     }
 
     #[tokio::test]
     async fn restored_tenant_is_not_created_again_after_restart() {
-        let (client, requests) = server(&["bad", "good"]);
-        round(&client, true, UnrestoredTenants::new()).await;
+        let server = server(&["bad", "good"]);
+        round(&server.client, true, UnrestoredTenants::new()).await;
         // A new process has no state and reads the records.
-        let unrestored = round(&client, true, UnrestoredTenants::new()).await;
-        assert_eq!(
-            (created(&requests, "good"), created(&requests, "bad")),
-            (1, 2)
-        );
+        let unrestored = round(&server.client, true, UnrestoredTenants::new()).await;
+        assert_eq!((created(&server, "good"), created(&server, "bad")), (1, 2));
         assert_eq!(unrestored.len(), 1);
     }
 
     #[tokio::test]
     async fn without_the_lease_no_tenant_is_restored() {
-        let (client, requests) = server(&["good"]);
-        let unrestored = round(&client, false, UnrestoredTenants::new()).await;
-        assert_eq!((created(&requests, "good"), unrestored.len()), (0, 1));
+        let server = server(&["good"]);
+        let unrestored = round(&server.client, false, UnrestoredTenants::new()).await;
+        assert_eq!((created(&server, "good"), unrestored.len()), (0, 1));
     }
 }

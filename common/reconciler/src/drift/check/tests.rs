@@ -1,85 +1,11 @@
 //! Tests against an API server with one object, whose responses each test defines.
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
-
-use http::{Method, Request as HttpRequest, Response, StatusCode};
-use kube::client::Body;
+use http::Method;
 use serde_json::json;
 
 use super::*;
 use crate::drift::ignore;
-
-type Responder = dyn Fn(&ReceivedRequest) -> (u16, Value) + Send + Sync;
-
-/// A received request.
-#[derive(Clone, Debug)]
-struct ReceivedRequest {
-    method: Method,
-    path: String,
-    query: String,
-    body: Value,
-    /// Number of earlier requests with this method.
-    earlier: usize,
-}
-
-/// A server with a log of its requests.
-#[derive(Clone)]
-struct Server {
-    client: Client,
-    requests: Arc<Mutex<Vec<ReceivedRequest>>>,
-}
-
-impl Server {
-    fn start(respond: Arc<Responder>) -> Self {
-        let requests: Arc<Mutex<Vec<ReceivedRequest>>> = Arc::default();
-        let log = Arc::clone(&requests);
-        let service = tower::service_fn(move |request: HttpRequest<Body>| {
-            let (respond, log) = (Arc::clone(&respond), Arc::clone(&log));
-            async move {
-                let (parts, body) = request.into_parts();
-                let body = body.collect_bytes().await.unwrap_or_default();
-                let mut request = ReceivedRequest {
-                    method: parts.method,
-                    path: parts.uri.path().to_owned(),
-                    query: parts.uri.query().unwrap_or_default().to_owned(),
-                    body: serde_json::from_slice(&body).unwrap_or_default(),
-                    earlier: 0,
-                };
-                let (status, body) = {
-                    let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
-                    let previous = log.iter().filter(|other| other.method == request.method);
-                    request.earlier = previous.count();
-                    log.push(request.clone());
-                    respond(&request)
-                };
-                let body = match status {
-                    200 => body,
-                    status => json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
-                        "code": status, "message": body, "reason": "Test"}),
-                };
-                let mut response = Response::new(Body::from(body.to_string().into_bytes()));
-                *response.status_mut() = StatusCode::from_u16(status).unwrap_or_default();
-                Ok::<_, Infallible>(response)
-            }
-        });
-        Self {
-            client: Client::new(service, "default"),
-            requests,
-        }
-    }
-
-    fn requests(&self) -> Vec<ReceivedRequest> {
-        self.requests.lock().unwrap().clone()
-    }
-
-    fn writes(&self) -> Vec<ReceivedRequest> {
-        let is_dry_run = |request: &ReceivedRequest| request.query.contains("dryRun=All");
-        let mut requests = self.requests();
-        requests.retain(|request| request.method == Method::PATCH && !is_dry_run(request));
-        requests
-    }
-}
+use crate::stub_server::{ReceivedRequest, StubServer};
 
 fn manifest(message: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "web"}, "data": {"message": message}})
@@ -99,8 +25,8 @@ pub(super) fn release() -> ReleaseKey {
 }
 
 /// Returns a server with or without this object. An apply returns the object with the manifest's data.
-fn server(live: Option<Value>) -> Server {
-    Server::start(Arc::new(move |request| match (&request.method, &live) {
+fn server(live: Option<Value>) -> StubServer {
+    StubServer::start(move |request| match (&request.method, &live) {
         _ if request.path == "/api/v1" => kinds(),
         (&Method::PATCH, _) => {
             let mut after = live.clone().unwrap_or_else(|| request.body.clone());
@@ -109,7 +35,7 @@ fn server(live: Option<Value>) -> Server {
         }
         (_, Some(live)) => (200, live.clone()),
         (_, None) => (404, json!("not found")),
-    }))
+    })
 }
 
 fn kinds() -> (u16, Value) {
@@ -122,7 +48,7 @@ fn kinds() -> (u16, Value) {
 }
 
 struct CheckFixture {
-    server: Server,
+    server: StubServer,
     cache: DriftCache,
     settings: DriftSettings,
     may_write: bool,
@@ -132,7 +58,7 @@ struct CheckFixture {
 }
 
 impl CheckFixture {
-    pub(crate) fn new(server: Server, mode: DriftMode) -> Self {
+    pub(crate) fn new(server: StubServer, mode: DriftMode) -> Self {
         let settings = DriftSettings {
             mode,
             interval_seconds: 600,
@@ -164,6 +90,13 @@ impl CheckFixture {
         };
         check_release(&input, &mut self.cache, std::slice::from_ref(manifest)).await
     }
+
+    fn writes(&self) -> Vec<ReceivedRequest> {
+        let is_dry_run = |request: &ReceivedRequest| request.query.contains("dryRun=All");
+        let mut requests = self.server.requests();
+        requests.retain(|request| request.method == Method::PATCH && !is_dry_run(request));
+        requests
+    }
 }
 
 fn outcomes(report: &DriftReport) -> Vec<&FindingOutcome> {
@@ -182,24 +115,16 @@ async fn matching_object_is_compared_again_only_after_change() {
         assert_eq!((report.findings.len(), report.not_compared.len()), (0, 0));
     }
     let requests = fixture.server.requests();
-    let count = |method: &Method| {
-        requests
-            .iter()
-            .filter(|request| request.method == *method)
-            .count()
-    };
-    assert_eq!(count(&Method::PATCH), 1, "{requests:?}");
-    assert_eq!(
-        count(&Method::GET),
-        1 + 3,
-        "the kinds once, the object at each look"
-    );
+    let count = |method: Method| requests.iter().filter(|it| it.method == method).count();
+    assert_eq!(count(Method::PATCH), 1, "{requests:?}");
+    // The kinds are read once, and the object at each check.
+    assert_eq!(count(Method::GET), 1 + 3, "{requests:?}");
     // Changed rules invalidate the previous result.
     fixture.settings.rules = ignore::parse_rules("/data/x").0;
     fixture.check(&manifest("hello")).await.unwrap();
     let requests = fixture.server.requests();
     assert_eq!(requests.last().unwrap().method, Method::PATCH);
-    assert!(fixture.server.writes().is_empty());
+    assert!(fixture.writes().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,15 +133,15 @@ async fn drift_is_corrected_as_helm_only_when_allowed() {
     let report = fixture.check(&manifest("hello")).await.unwrap();
     assert_eq!(outcomes(&report), [&FindingOutcome::ReportedOnly]);
     assert_eq!(report.findings[0].writer.as_deref(), Some("kubectl-edit"));
-    assert!(fixture.server.writes().is_empty());
+    assert!(fixture.writes().is_empty());
     fixture.settings.mode = DriftMode::Heal;
     fixture.may_write = false;
     let error = fixture.check(&manifest("hello")).await.unwrap_err();
-    assert!(matches!(error, CheckError::Cancelled) && fixture.server.writes().is_empty());
+    assert!(matches!(error, CheckError::Cancelled) && fixture.writes().is_empty());
     fixture.may_write = true;
     let report = fixture.check(&manifest("hello")).await.unwrap();
     assert_eq!(outcomes(&report), [&FindingOutcome::Healed]);
-    let writes = fixture.server.writes();
+    let writes = fixture.writes();
     let [write] = writes.as_slice() else {
         panic!("{writes:?}")
     };
@@ -232,14 +157,14 @@ async fn deleted_object_is_recreated_without_forcing_ownership() {
     let report = fixture.check(&manifest("hello")).await.unwrap();
     assert_eq!(report.findings[0].difference, Difference::Deleted);
     assert_eq!(outcomes(&report), [&FindingOutcome::Healed]);
-    let writes = fixture.server.writes();
+    let writes = fixture.writes();
     assert_eq!(writes.len(), 1);
     assert!(!writes[0].query.contains("force"), "{}", writes[0].query);
 }
 
 #[tokio::test]
 async fn missing_job_is_not_recreated() {
-    let server = Server::start(Arc::new(|request| match request.path.as_str() {
+    let server = StubServer::start(|request| match request.path.as_str() {
         "/apis/batch/v1" => {
             let kind = json!({"name": "jobs", "singularName": "", "kind": "Job", "namespaced": true, "verbs": []});
             (
@@ -248,7 +173,7 @@ async fn missing_job_is_not_recreated() {
             )
         }
         _ => (404, json!("not found")),
-    }));
+    });
     let mut fixture = CheckFixture::new(server, DriftMode::Heal);
     let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "once"}});
     let report = fixture.check(&job).await.unwrap();
@@ -282,7 +207,7 @@ async fn recurring_drift_is_held_back_after_three_corrections() {
         all,
         [healed.clone(), healed.clone(), healed, held.clone(), held]
     );
-    assert_eq!(fixture.server.writes().len(), 3);
+    assert_eq!(fixture.writes().len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -305,21 +230,19 @@ async fn foreign_excluded_or_terminating_object_is_never_written() {
         let mut excluded = CheckFixture::new(server(Some(object)), DriftMode::Heal);
         let report = excluded.check(&manifest("hello")).await.unwrap();
         assert_eq!(report.findings, []);
-        assert!(excluded.server.writes().is_empty());
+        assert!(excluded.writes().is_empty());
     }
-    assert!(fixture.server.writes().is_empty());
+    assert!(fixture.writes().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn uncomparable_object_is_reported_unhealthy_apiserver_aborts_check() {
     let server_failing_at = |method: Method, code: u16| {
-        Server::start(Arc::new(move |request: &ReceivedRequest| {
-            match request.path.as_str() {
-                "/api/v1" => kinds(),
-                _ if request.method == method => (code, json!("the reason")),
-                _ => (200, live("hello")),
-            }
-        }))
+        StubServer::start(move |request| match request.path.as_str() {
+            "/api/v1" => kinds(),
+            _ if request.method == method => (code, json!("the reason")),
+            _ => (200, live("hello")),
+        })
     };
     for (method, code) in [
         (Method::GET, 403),
@@ -333,7 +256,7 @@ async fn uncomparable_object_is_reported_unhealthy_apiserver_aborts_check() {
         let report = fixture.check(&manifest("hello")).await.unwrap();
         assert_eq!(report.findings, [], "{method} {code}");
         assert_eq!(report.not_compared[0].1, "the reason", "{method} {code}");
-        assert!(fixture.server.writes().is_empty());
+        assert!(fixture.writes().is_empty());
     }
     for code in [401, 429, 503, 504] {
         let mut fixture = CheckFixture::new(server_failing_at(Method::GET, code), DriftMode::Heal);
@@ -354,22 +277,20 @@ async fn uncomparable_object_is_reported_unhealthy_apiserver_aborts_check() {
 #[tokio::test(start_paused = true)]
 async fn conflicting_write_is_retried_once_per_check() {
     let server_with_conflicts = |conflicts: usize| {
-        Server::start(Arc::new(move |request: &ReceivedRequest| {
-            match request.method {
-                _ if request.path == "/api/v1" => kinds(),
-                Method::PATCH if request.query.contains("dryRun") => (200, live("hello")),
-                // A dry run precedes each write.
-                Method::PATCH if request.earlier < 2 * conflicts => (409, json!("changed")),
-                Method::PATCH => (200, live("hello")),
-                _ => (200, live("edited")),
-            }
-        }))
+        StubServer::start(move |request| match request.method {
+            _ if request.path == "/api/v1" => kinds(),
+            Method::PATCH if request.query.contains("dryRun") => (200, live("hello")),
+            // A dry run precedes each write.
+            Method::PATCH if request.earlier < 2 * conflicts => (409, json!("changed")),
+            Method::PATCH => (200, live("hello")),
+            _ => (200, live("edited")),
+        })
     };
     for (conflicts, healed, writes) in [(0, 1, 1), (1, 1, 2), (9, 0, 2)] {
         let mut fixture = CheckFixture::new(server_with_conflicts(conflicts), DriftMode::Heal);
         let report = fixture.check(&manifest("hello")).await.unwrap();
         assert_eq!(report.findings.len(), healed, "{conflicts}");
-        assert_eq!(fixture.server.writes().len(), writes, "{conflicts}");
+        assert_eq!(fixture.writes().len(), writes, "{conflicts}");
     }
 }
 
@@ -385,7 +306,7 @@ async fn cancelled_check_sends_no_requests() {
 #[tokio::test(start_paused = true)]
 async fn adopted_object_in_default_namespace_is_not_recreated() {
     let server_for = |release: &'static str| {
-        Server::start(Arc::new(move |request| match request.path.as_str() {
+        StubServer::start(move |request| match request.path.as_str() {
             "/api/v1" => kinds(),
             "/api/v1/namespaces/default/configmaps/web" => {
                 let mut live = live("hello");
@@ -394,7 +315,7 @@ async fn adopted_object_in_default_namespace_is_not_recreated() {
             }
             _ if request.method == Method::PATCH => (200, request.body.clone()),
             _ => (404, json!("not found")),
-        }))
+        })
     };
     let with_namespace = {
         let mut with_namespace = manifest("hello");
@@ -412,7 +333,7 @@ async fn adopted_object_in_default_namespace_is_not_recreated() {
         fixture.adopted = adopted;
         let report = fixture.check(&manifest).await.unwrap();
         assert_eq!(report.findings.len(), writes, "{adopted} {release}");
-        assert_eq!(fixture.server.writes().len(), writes, "{adopted} {release}");
+        assert_eq!(fixture.writes().len(), writes, "{adopted} {release}");
     }
 }
 
@@ -436,6 +357,6 @@ async fn unrecorded_manifest_reads_nothing_outside_the_workspace() {
         );
         let report = fixture.check(&manifest("hello")).await.unwrap();
         assert_eq!(outcomes(&report), [&FindingOutcome::ReportedOnly]);
-        assert!(fixture.server.writes().is_empty());
+        assert!(fixture.writes().is_empty());
     }
 }
