@@ -218,6 +218,12 @@ mod tests {
         }
     }
 
+    async fn empty_queue() -> (TempDir, Tools, HelmQueue) {
+        let folder = TempDir::new().unwrap();
+        let tools = tools(&folder).await;
+        (folder, tools, HelmQueue::default())
+    }
+
     fn key(name: &str) -> OwnerKey {
         OwnerKey::Tenant(TenantKey::new("default", name))
     }
@@ -252,9 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn slot_is_granted_only_for_queued_need() {
-        let folder = TempDir::new().unwrap();
-        let tools = tools(&folder).await;
-        let mut queue = HelmQueue::default();
+        let (_folder, tools, mut queue) = empty_queue().await;
         let upgrade = request(Action::Helm(Run::Upgrade));
         wait(&mut queue, &tools, "acme", &upgrade);
         assert_eq!(next(&mut queue).await, Some(key("acme")));
@@ -269,9 +273,7 @@ mod tests {
 
     #[tokio::test]
     async fn release_without_need_leaves_the_queue() {
-        let folder = TempDir::new().unwrap();
-        let tools = tools(&folder).await;
-        let mut queue = HelmQueue::default();
+        let (_folder, tools, mut queue) = empty_queue().await;
         let held = tools.helm.slot("edge-1", Priority::Low).await;
         let upgrade = request(Action::Helm(Run::Upgrade));
         for name in ["acme", "beta"] {
@@ -292,9 +294,7 @@ mod tests {
 
     #[tokio::test]
     async fn slots_that_no_run_took_are_free_again() {
-        let folder = TempDir::new().unwrap();
-        let tools = tools(&folder).await;
-        let mut queue = HelmQueue::default();
+        let (_folder, tools, mut queue) = empty_queue().await;
         wait(&mut queue, &tools, "acme", &request(Action::Uninstall));
         assert_eq!(next(&mut queue).await, Some(key("acme")));
         queue.release_unused();
@@ -305,9 +305,7 @@ mod tests {
 
     #[tokio::test]
     async fn failed_chart_fetch_holds_no_slot() {
-        let folder = TempDir::new().unwrap();
-        let tools = tools(&folder).await;
-        let mut queue = HelmQueue::default();
+        let (folder, tools, mut queue) = empty_queue().await;
         let held = tools.helm.slot("edge-1", Priority::Low).await;
         let chart = ChartRef {
             repo: String::new(),

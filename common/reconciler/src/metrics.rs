@@ -204,60 +204,46 @@ mod tests {
         text
     }
 
-    fn assert_has_line(text: &str, line: &str) {
-        let line = format!("krypton_test_{line}");
-        assert!(text.lines().any(|other| other == line), "{line}: {text}");
+    fn assert_has_lines(text: &str, lines: &[&str]) {
+        for line in lines {
+            let line = format!("krypton_test_{line}");
+            assert!(text.lines().any(|other| other == line), "{line}: {text}");
+        }
     }
 
     #[test]
     fn all_series_exist_at_zero_and_count_events() {
         let metrics = WorkMetrics::default();
         let before = rendered(&metrics);
-        assert_has_line(
-            &before,
+        let lines = [
             r#"helm_runs_total{verb="install",outcome="failed"} 0"#,
-        );
-        assert_has_line(
-            &before,
             r#"reconciles_total{action="status",outcome="ok"} 0"#,
-        );
-        assert_has_line(
-            &before,
             r#"chart_fetches_total{source="hub",outcome="ok"} 0"#,
-        );
-        assert_has_line(&before, r#"watch_errors_total{resource="tenants"} 0"#);
+            r#"watch_errors_total{resource="tenants"} 0"#,
+        ];
+        assert_has_lines(&before, &lines);
         let duration = Duration::from_secs(7);
-        metrics
-            .helm
-            .record_run("install", duration, Some(&HelmError::Stopped));
+        let (helm, stopped) = (&metrics.helm, HelmError::Stopped);
+        helm.record_run("install", duration, Some(&stopped));
         let not_started = HelmError::Start {
             release: String::new(),
             message: String::new(),
         };
-        metrics.helm.record_run("get", duration, Some(&not_started));
+        helm.record_run("get", duration, Some(&not_started));
         metrics.record_action(&Action::Uninstall, duration, "transient");
         for (name, _) in WATCHES {
             metrics.record_watch_failure(name);
         }
         let after = rendered(&metrics);
-        assert_has_line(
-            &after,
+        let lines = [
             r#"helm_runs_total{verb="install",outcome="stopped"} 1"#,
-        );
-        assert_has_line(
-            &after,
             r#"helm_run_duration_seconds_sum{verb="install"} 7.0"#,
-        );
-        assert_has_line(
-            &after,
             r#"helm_runs_total{verb="get",outcome="not_started"} 1"#,
-        );
-        assert_has_line(&after, r#"helm_run_duration_seconds_count{verb="get"} 0"#);
-        assert_has_line(
-            &after,
+            r#"helm_run_duration_seconds_count{verb="get"} 0"#,
             r#"reconciles_total{action="uninstall",outcome="transient"} 1"#,
-        );
-        assert_has_line(&after, r#"watch_errors_total{resource="releases"} 1"#);
+            r#"watch_errors_total{resource="releases"} 1"#,
+        ];
+        assert_has_lines(&after, &lines);
         let series = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
         assert_eq!(series(&before), series(&after), "none is new");
     }
@@ -273,13 +259,14 @@ mod tests {
         one.publish(depths(3, 1));
         two.publish(depths(0, 4));
         one.publish(depths(1, 2));
-        let text = rendered(&metrics);
-        assert_has_line(&text, r#"releases_waiting{queue="lists"} 1"#);
-        assert_has_line(&text, r#"releases_waiting{queue="runs"} 6"#);
-        assert_has_line(&text, "leases_held 2");
+        let waiting = [
+            r#"releases_waiting{queue="lists"} 1"#,
+            r#"releases_waiting{queue="runs"} 6"#,
+            "leases_held 2",
+        ];
+        assert_has_lines(&rendered(&metrics), &waiting);
         drop(one);
-        let text = rendered(&metrics);
-        assert_has_line(&text, r#"releases_waiting{queue="runs"} 4"#);
-        assert_has_line(&text, "leases_held 1");
+        let waiting = [r#"releases_waiting{queue="runs"} 4"#, "leases_held 1"];
+        assert_has_lines(&rendered(&metrics), &waiting);
     }
 }

@@ -187,49 +187,28 @@ mod tests {
         events.iter().map(|event| event.reason).collect()
     }
 
-    #[test]
-    fn events_are_emitted_only_on_transitions() {
-        use Truth::{False, True};
-        let installing = state(
-            (False, "Installing"),
-            (True, "Installing"),
-            (False, "NoError"),
-        );
-        let installed = state(
-            (True, "Installed"),
-            (False, "InstallComplete"),
-            (False, "NoError"),
-        );
-        let failed = state(
-            (False, "UpgradeFailed"),
-            (False, "UpgradeFailed"),
-            (True, "UpgradeFailed"),
-        );
-        assert_eq!(
-            reasons(&transition_events(None, &installing)),
-            ["HelmInstallStart"]
-        );
-        assert_eq!(
-            reasons(&transition_events(Some(&installing), &installed)),
-            ["HelmInstalled"]
-        );
-        assert_eq!(
-            reasons(&transition_events(Some(&installed), &installed)),
-            [""; 0]
-        );
-        assert_eq!(
-            reasons(&transition_events(Some(&installed), &failed)),
-            ["HelmUpgradeFailed"]
-        );
-        assert_eq!(reasons(&transition_events(Some(&failed), &failed)), [""; 0]);
+    fn progress(reason: &str) -> ClusterState {
+        let no_error = (Truth::False, reason::NO_ERROR);
+        state((Truth::False, reason), (Truth::True, reason), no_error)
+    }
+
+    fn ready(reason: &str) -> ClusterState {
+        let no_error = (Truth::False, reason::NO_ERROR);
+        state((Truth::True, reason), (Truth::False, reason), no_error)
+    }
+
+    fn failed(reason: &str) -> ClusterState {
+        let not_ready = (Truth::False, reason);
+        state(not_ready, not_ready, (Truth::True, reason))
+    }
+
+    fn tenant() -> Tenant {
+        Tenant::new("acme", krypton_crds::tenant::TenantSpec::default())
     }
 
     #[test]
-    fn each_transition_emits_its_own_event() {
-        use Truth::{False, True};
-        let progress = |reason| state((False, reason), (True, reason), (False, "NoError"));
-        let ready = |reason| state((True, reason), (False, reason), (False, "NoError"));
-        let failed = |reason| state((False, reason), (False, reason), (True, reason));
+    fn events_are_emitted_only_on_transitions() {
+        let others = [progress("Other"), failed("Other"), ready("Other")];
         for (current, reason, warning) in [
             (progress(reason::INSTALLING), "HelmInstallStart", false),
             (progress(reason::UPGRADING), "HelmUpgradeStart", false),
@@ -259,7 +238,7 @@ mod tests {
             (failed(reason::VERSION_INVALID), "ChartVersionInvalid", true),
             (failed(reason::VALUES_TOO_LARGE), "ClusterError", true),
         ] {
-            for previous in [None, Some(&failed("Other")), Some(&ready("Other"))] {
+            for previous in others.iter().map(Some).chain([None]) {
                 let events = transition_events(previous, &current);
                 assert_eq!(reasons(&events), [reason], "{previous:?}");
                 assert_eq!(events[0].warning, warning, "{reason}");
@@ -278,8 +257,7 @@ mod tests {
             ..DesiredDeployment::default()
         };
         let deployment = ReleaseOwner::Deployment(Arc::new(order));
-        let tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
-        let tenant = ReleaseOwner::Tenant(Arc::new(tenant));
+        let tenant = ReleaseOwner::Tenant(Arc::new(tenant()));
         let gone = Some(Status::Uninstalled);
         let (installs, upgrades) = ("HelmInstallStart", "HelmUpgradeStart");
         for (owner, newest, started, expected) in [
@@ -340,9 +318,8 @@ mod tests {
             let event = phase_event(previous, &current, skip);
             let message = event.as_ref().map(|event| event.message.as_str());
             assert_eq!(message, expected, "{previous:?} {current:?} {skip}");
-            let tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
             let now = Timestamp::UNIX_EPOCH;
-            let phase = status(&tenant, "edge-1", &current, None, None, skip, now).phase;
+            let phase = status(&tenant(), "edge-1", &current, None, None, skip, now).phase;
             if let Some(message) = message {
                 assert_eq!(phase.as_deref(), Some(message), "{current:?} {skip}");
             }
@@ -352,17 +329,8 @@ mod tests {
     #[test]
     fn unready_tenant_is_reconciling_until_krypton_gives_up() {
         use krypton_types::tenant::UpcomingStepKind::{GivenUp, Retry};
-        let failed = state(
-            (Truth::False, reason::UPGRADE_FAILED),
-            (Truth::False, reason::UPGRADE_FAILED),
-            (Truth::True, reason::UPGRADE_FAILED),
-        );
-        let installed = state(
-            (Truth::True, reason::INSTALLED),
-            (Truth::False, reason::INSTALL_COMPLETE),
-            (Truth::False, reason::NO_ERROR),
-        );
-        let mut tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
+        let (failed, installed) = (failed(reason::UPGRADE_FAILED), ready(reason::INSTALLED));
+        let mut tenant = tenant();
         for (current, step, expected) in [
             (&failed, Some(Retry), Some(conditions::RECONCILING)),
             (&failed, Some(GivenUp), Some(conditions::STALLED)),
@@ -384,13 +352,9 @@ mod tests {
 
     #[test]
     fn unchanged_status_keeps_its_timestamps() {
-        let mut tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
+        let mut tenant = tenant();
         tenant.metadata.generation = Some(3);
-        let ready = state(
-            (Truth::True, "Installed"),
-            (Truth::False, "InstallComplete"),
-            (Truth::False, "NoError"),
-        );
+        let ready = ready(reason::INSTALLED);
         let at = |second| Timestamp::from_second(second).unwrap();
         let first = status(&tenant, "edge-1", &ready, None, Some("r/c:1"), false, at(1));
         tenant.status = Some(first.clone());

@@ -205,8 +205,15 @@ impl World {
         }
     }
 
+    /// Replaces the revisions by Krypton's own with these statuses, numbered from 1.
+    fn set_revisions(&mut self, statuses: &[Status]) {
+        let numbered = (1..).zip(statuses);
+        let revisions = numbered.map(|(number, status)| self.own_revision(number, *status));
+        self.revisions = revisions.collect();
+    }
+
     fn deployed(mut self) -> Self {
-        self.revisions = vec![self.own_revision(1, Status::Deployed)];
+        self.set_revisions(&[Status::Deployed]);
         self
     }
 
@@ -286,10 +293,7 @@ fn reported(ready: State) -> Option<ClusterState> {
 
 fn world_deployed_then_upgrading_fails() -> World {
     let mut w = world();
-    w.revisions = vec![
-        w.own_revision(1, Status::Deployed),
-        w.own_revision(2, Status::Failed),
-    ];
+    w.set_revisions(&[Status::Deployed, Status::Failed]);
     w.failed(reason::UPGRADE_FAILED, 60)
 }
 

@@ -365,12 +365,7 @@ mod tests {
 
     #[test]
     fn panic_holds_back_only_the_same_attempt() {
-        let desired = serde_json::json!({
-            "version": { "epoch": 1, "generation": 1 },
-            "chart": { "repo": "r", "name": "n", "version": "1", "install_crds": false, "values": {} },
-            "paused": false,
-        });
-        let desired: DesiredState = serde_json::from_value(desired).unwrap();
+        let desired = DesiredState::default();
         let owner = |remove| {
             ReleaseOwner::Deployment(Arc::new(DesiredDeployment {
                 remove,

@@ -203,18 +203,17 @@ mod tests {
     fn changed_or_removed_metadata_is_restored() {
         let first = configuration(&[("team", "a")], &[("owner", "x")]);
         let mut namespace_metadata = krypton_namespace().with_configuration(&first);
-        namespace_metadata
-            .labels
-            .insert("team".to_owned(), "mine".to_owned());
-        namespace_metadata.annotations.remove("owner");
+        let NamespaceMetadata {
+            labels,
+            annotations,
+        } = &mut namespace_metadata;
+        labels.insert("team".to_owned(), "mine".to_owned());
+        annotations.remove("owner");
         let patch = namespace_metadata.patch(&first).unwrap();
-        assert_eq!(
-            patch,
-            json!({"labels": {"team": "a"}, "annotations": {"owner": "x"}})
-        );
-        namespace_metadata
-            .annotations
-            .remove(CONFIGURED_KEYS_ANNOTATION);
+        let expected = json!({"labels": {"team": "a"}, "annotations": {"owner": "x"}});
+        assert_eq!(patch, expected);
+        let annotations = &mut namespace_metadata.annotations;
+        annotations.remove(CONFIGURED_KEYS_ANNOTATION);
         let patch = namespace_metadata.patch(&first).unwrap();
         assert_eq!(
             merged(&namespace_metadata, &patch),

@@ -61,10 +61,7 @@ fn paused_or_withheld_tenant_announces_no_attempt() {
 #[test]
 fn stale_lock_and_failed_uninstall_announce_next_attempt() {
     let mut w = world();
-    w.revisions = vec![
-        w.own_revision(1, Status::Deployed),
-        w.own_revision(2, Status::PendingUpgrade),
-    ];
+    w.set_revisions(&[Status::Deployed, Status::PendingUpgrade]);
     w.revisions[1].run = w.revisions[0].run.clone();
     w.memory.locked = Some((2, w.now));
     assert_eq!(

@@ -25,6 +25,16 @@ fn removal() -> DesiredDeployment {
     }
 }
 
+/// An order of the same name, created after [`order`].
+fn younger() -> DesiredDeployment {
+    DesiredDeployment {
+        namespace: "other".to_owned(),
+        uid: "uid-2".to_owned(),
+        created: 2_000,
+        ..order()
+    }
+}
+
 fn owner(order: &DesiredDeployment) -> ReleaseOwner {
     ReleaseOwner::Deployment(Arc::new(order.clone()))
 }
@@ -71,7 +81,7 @@ fn changed_chart_upgrades_and_own_lock_is_broken() {
     let plan = w.plan_order(&order());
     assert_eq!(plan.action, Action::Helm(Run::Upgrade));
     let mut w = world();
-    w.revisions = vec![w.own_revision(1, Status::PendingInstall)];
+    w.set_revisions(&[Status::PendingInstall]);
     let plan = w.plan_order(&order());
     assert!(matches!(plan.action, Action::Unlock { revision: 1, .. }));
 }
@@ -178,17 +188,9 @@ fn a_shared_workspace_stays() {
 
 #[test]
 fn older_deployment_holds_release_and_younger_is_refused() {
-    let younger = DesiredDeployment {
-        namespace: "other".to_owned(),
-        uid: "uid-2".to_owned(),
-        created: 2_000,
-        ..order()
-    };
-    assert_eq!(
-        world().plan_beside(&order(), &younger).action,
-        Action::Helm(Run::Install)
-    );
-    let plan = world().plan_beside(&younger, &order());
+    let plan = world().plan_beside(&order(), &younger());
+    assert_eq!(plan.action, Action::Helm(Run::Install));
+    let plan = world().plan_beside(&younger(), &order());
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
     let message = &plan.state.ready.message;
@@ -196,7 +198,7 @@ fn older_deployment_holds_release_and_younger_is_refused() {
     // The release belongs to the deployment on its label, even if the other one is older.
     let elder = DesiredDeployment {
         created: 1,
-        ..younger
+        ..younger()
     };
     let plan = world().deployed().plan_beside(&elder, &order());
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
@@ -211,15 +213,9 @@ fn older_deployment_holds_release_and_younger_is_refused() {
 
 #[test]
 fn completed_removal_order_frees_release_name() {
-    let younger = DesiredDeployment {
-        namespace: "other".to_owned(),
-        uid: "uid-2".to_owned(),
-        created: 2_000,
-        ..order()
-    };
-    let plan = world().deployed().plan_beside(&younger, &removal());
+    let plan = world().deployed().plan_beside(&younger(), &removal());
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
-    let plan = world().plan_beside(&younger, &removal());
+    let plan = world().plan_beside(&younger(), &removal());
     assert_eq!(plan.action, Action::Helm(Run::Install));
 }
 
@@ -238,22 +234,15 @@ fn original_release_of_same_chart_is_adopted() {
 
     // The Go operator gave one value to every chart.
     let mut w = world().with_original_release("cert-manager", "v1.19.1");
-    w.desired
-        .chart
-        .values
-        .insert("replicaCount".to_owned(), 1.into());
-    assert_eq!(w.plan_order(&order()).action, Action::Nothing);
-    w.desired
-        .chart
-        .values
-        .insert("replicaCount".to_owned(), 2.into());
-    assert_eq!(w.plan_order(&order()).action, Action::Helm(Run::Upgrade));
+    for (replicas, action) in [(1, Action::Nothing), (2, Action::Helm(Run::Upgrade))] {
+        let values = &mut w.desired.chart.values;
+        values.insert("replicaCount".to_owned(), replicas.into());
+        assert_eq!(w.plan_order(&order()).action, action);
+    }
 
     let older = world().with_original_release("cert-manager", "v1.18.0");
-    assert_eq!(
-        older.plan_order(&order()).action,
-        Action::Helm(Run::Upgrade)
-    );
+    let plan = older.plan_order(&order());
+    assert_eq!(plan.action, Action::Helm(Run::Upgrade));
     assert_eq!(older.plan_order(&removal()).action, Action::Uninstall);
 }
 

@@ -271,10 +271,10 @@ fn release_without_wait_is_ready_once_deployed() {
         w.memory.reported = Some(plan.state);
     }
     // A release that Helm has not deployed is not ready under any policy.
-    w.revisions = vec![w.own_revision(1, Status::Failed)];
+    w.set_revisions(&[Status::Failed]);
     assert_eq!(ready(&w.plan()).0, Truth::False);
     // After a change of the policy, the note in the message goes away.
-    w.revisions = vec![w.own_revision(1, Status::Deployed)];
+    w.set_revisions(&[Status::Deployed]);
     w.desired.handling.wait = WaitPolicy::Ready;
     w.unready = None;
     assert_eq!(w.plan().state.ready.message, "release installed");

@@ -40,7 +40,7 @@ fn refused_request_leaves_a_running_release_ready() {
 fn request_spec_change_and_deletion_bypass_refusal_wait() {
     let refused = || {
         let mut world = world();
-        world.revisions = vec![world.own_revision(1, Status::Failed)];
+        world.set_revisions(&[Status::Failed]);
         refused_by_api_server(world)
     };
     let action_after = |change: fn(&mut World)| {
@@ -85,7 +85,7 @@ fn refused_status_is_shown_until_it_is_written() {
 #[test]
 fn passing_trouble_is_not_shown() {
     let mut world = world();
-    world.revisions = vec![world.own_revision(1, Status::Failed)];
+    world.set_revisions(&[Status::Failed]);
     let mut world = refused_by_api_server(world);
     world.memory.refusal.as_mut().unwrap().shown = false;
     assert_eq!(world.action(), Action::Helm(Run::Install));

@@ -95,10 +95,7 @@ fn every_newest_revision_status_has_its_action() {
     ];
     for (status, action) in cases {
         let mut w = world();
-        w.revisions = vec![
-            w.own_revision(1, Status::Superseded),
-            w.own_revision(2, status),
-        ];
+        w.set_revisions(&[Status::Superseded, status]);
         assert_eq!(w.action(), action, "{status:?}");
     }
 }
@@ -106,10 +103,7 @@ fn every_newest_revision_status_has_its_action() {
 #[test]
 fn foreign_lock_is_respected_until_grace_expires() {
     let mut w = world();
-    w.revisions = vec![
-        w.own_revision(1, Status::Deployed),
-        w.own_revision(2, Status::PendingUpgrade),
-    ];
+    w.set_revisions(&[Status::Deployed, Status::PendingUpgrade]);
     // When a user runs Helm, Helm copies Krypton's labels to the new revision.
     w.revisions[1].run = w.revisions[0].run.clone();
     w.memory.locked = Some((2, w.now));
@@ -124,11 +118,7 @@ fn foreign_lock_is_respected_until_grace_expires() {
 #[test]
 fn own_interrupted_rollback_is_unlocked_without_grace() {
     let mut w = world();
-    w.revisions = vec![
-        w.own_revision(1, Status::Deployed),
-        w.own_revision(2, Status::Failed),
-        w.own_revision(3, Status::PendingRollback),
-    ];
+    w.set_revisions(&[Status::Deployed, Status::Failed, Status::PendingRollback]);
     // Helm copied the run label from the revision that it rolls back to.
     w.revisions[2].run = w.revisions[0].run.clone();
     w.memory.locked = Some((3, w.now));
@@ -144,7 +134,7 @@ fn own_interrupted_rollback_is_unlocked_without_grace() {
 #[test]
 fn interrupted_uninstall_is_repaired_for_present_tenant() {
     let mut w = world();
-    w.revisions = vec![w.own_revision(1, Status::Uninstalling)];
+    w.set_revisions(&[Status::Uninstalling]);
     // Another client may run Helm, because an uninstallation leaves no run mark.
     w.memory.locked = Some((1, w.now));
     let plan = w.plan();
@@ -165,10 +155,7 @@ fn interrupted_uninstall_is_repaired_for_present_tenant() {
 #[test]
 fn leftovers_are_swept_by_permit_holder_while_ready() {
     let mut w = world();
-    w.revisions = vec![
-        w.own_revision(1, Status::Failed),
-        w.own_revision(2, Status::Deployed),
-    ];
+    w.set_revisions(&[Status::Failed, Status::Deployed]);
     let plan = w.plan();
     assert_eq!(plan.action, Action::Sweep(1));
     assert_eq!(ready(&plan).0, Truth::True);
@@ -219,13 +206,10 @@ fn default_leftovers_are_swept_once_workspace_is_ready() {
 #[test]
 fn failed_install_is_reinstalled_and_failed_upgrade_upgraded() {
     let mut w = world();
-    w.revisions = vec![w.own_revision(1, Status::Failed)];
+    w.set_revisions(&[Status::Failed]);
     w.revisions[0].run = Some("install-1".to_owned());
     assert_eq!(w.action(), Action::InstallAgain);
-    w.revisions = vec![
-        w.own_revision(1, Status::Deployed),
-        w.own_revision(2, Status::Failed),
-    ];
+    w.set_revisions(&[Status::Deployed, Status::Failed]);
     w.revisions[1].run = Some("upgrade-2".to_owned());
     assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
@@ -233,10 +217,7 @@ fn failed_install_is_reinstalled_and_failed_upgrade_upgraded() {
 #[test]
 fn manual_revision_on_own_release_is_corrected() {
     let mut w = world();
-    w.revisions = vec![
-        w.own_revision(1, Status::Superseded),
-        w.own_revision(2, Status::Deployed),
-    ];
+    w.set_revisions(&[Status::Superseded, Status::Deployed]);
     w.revisions[1].run = w.revisions[0].run.clone();
     assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }

@@ -6,13 +6,9 @@ use super::*;
 fn deleted_tenant_follows_repair_table() {
     for status in Status::ALL {
         let mut w = world().deleted();
-        w.revisions = vec![w.own_revision(1, status)];
+        w.set_revisions(&[status]);
         assert_eq!(w.action(), Action::Uninstall, "{status}");
     }
-    let mut w = world().deleted();
-    assert_eq!(w.action(), Action::DeleteWorkspace);
-    w.workspace = None;
-    assert_eq!(w.action(), Action::RemoveFinalizer { orphaned: false });
 }
 
 #[test]
@@ -29,21 +25,17 @@ fn deletion_uninstalls_then_removes_namespace_then_finalizer() {
 
 #[test]
 fn foreign_or_shared_namespace_outlives_tenant() {
-    let mut unmarked = world().deleted();
-    unmarked.workspace.as_mut().unwrap().creator = None;
-    assert_eq!(
-        unmarked.action(),
-        Action::RemoveFinalizer { orphaned: false }
-    );
-    let mut shared = world().deleted();
-    shared.workspace_shared = true;
-    assert_eq!(shared.action(), Action::RemoveFinalizer { orphaned: false });
-    let mut default = world().deleted();
-    default.tenant.spec.workspace = Some("default".to_owned());
-    assert_eq!(
-        default.action(),
-        Action::RemoveFinalizer { orphaned: false }
-    );
+    let keeping: [fn(&mut World); 3] = [
+        |unmarked| unmarked.workspace.as_mut().unwrap().creator = None,
+        |shared| shared.workspace_shared = true,
+        |default| default.tenant.spec.workspace = Some("default".to_owned()),
+    ];
+    for (number, keep) in keeping.into_iter().enumerate() {
+        let mut w = world().deleted();
+        keep(&mut w);
+        let finish = Action::RemoveFinalizer { orphaned: false };
+        assert_eq!(w.action(), finish, "{number}");
+    }
 }
 
 #[test]
