@@ -36,6 +36,8 @@ use crate::session::connect::Dialer;
 
 pub(crate) const TRUST_DOMAIN: &str = "fake.krypton";
 
+const LOOPBACK: &str = "127.0.0.1:0";
+
 /// Validity of certificates.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Validity {
@@ -82,8 +84,14 @@ impl FakeAuthority {
         params
     }
 
-    fn credential(&self, params: &CertificateParams) -> Credential {
+    fn credential(
+        &self,
+        id: &SpiffeId,
+        usage: ExtendedKeyUsagePurpose,
+        valid: Validity,
+    ) -> Credential {
         let key = KeyPair::generate().unwrap();
+        let params = Self::params(id, usage, valid);
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         Credential {
             certificates: vec![certificate.der().clone()],
@@ -93,30 +101,18 @@ impl FakeAuthority {
 
     pub(crate) fn hub(&self, valid: Validity) -> Credential {
         let id = SpiffeId::hub(TRUST_DOMAIN);
-        self.credential(&Self::params(
-            &id,
-            ExtendedKeyUsagePurpose::ServerAuth,
-            valid,
-        ))
+        self.credential(&id, ExtendedKeyUsagePurpose::ServerAuth, valid)
     }
 
     /// Returns a server credential that names a cluster instead of the hub.
     pub(crate) fn impostor(&self) -> Credential {
         let id = SpiffeId::cluster(TRUST_DOMAIN, "edge-2");
-        self.credential(&Self::params(
-            &id,
-            ExtendedKeyUsagePurpose::ServerAuth,
-            Validity::Now,
-        ))
+        self.credential(&id, ExtendedKeyUsagePurpose::ServerAuth, Validity::Now)
     }
 
     pub(crate) fn agent(&self, valid: Validity) -> Credential {
         let id = SpiffeId::cluster(TRUST_DOMAIN, "edge-1");
-        self.credential(&Self::params(
-            &id,
-            ExtendedKeyUsagePurpose::ClientAuth,
-            valid,
-        ))
+        self.credential(&id, ExtendedKeyUsagePurpose::ClientAuth, valid)
     }
 
     /// Signs a request as enrollment does.
@@ -207,17 +203,46 @@ pub(crate) struct FakeHub {
 
 impl FakeHub {
     pub(crate) async fn start(authority: &FakeAuthority) -> Self {
-        let credential = authority.hub(Validity::Now);
-        Self::start_as(
-            authority,
-            credential,
-            FakeResponses::default(),
-            "127.0.0.1:0",
-        )
-        .await
+        Self::start_with(authority, FakeResponses::default()).await
     }
 
-    pub(crate) async fn start_as(
+    pub(crate) async fn start_with(authority: &FakeAuthority, responses: FakeResponses) -> Self {
+        let credential = authority.hub(Validity::Now);
+        Self::listen(authority, credential, responses, LOOPBACK).await
+    }
+
+    pub(crate) async fn start_as(authority: &FakeAuthority, credential: Credential) -> Self {
+        Self::listen(authority, credential, FakeResponses::default(), LOOPBACK).await
+    }
+
+    /// Starts a hub that signs every request for a certificate.
+    pub(crate) async fn start_signing(
+        authority: &Arc<FakeAuthority>,
+        cluster: &'static str,
+    ) -> Self {
+        let [enrolling, renewing] = [authority, authority].map(Arc::clone);
+        let responses = FakeResponses {
+            enroll: Box::new(move |request| {
+                assert_eq!(request.cluster_uid, "uid-1");
+                let certificate = enrolling.sign(&request.certificate_request, cluster);
+                Ok(EnrollResponse {
+                    certificates: vec![certificate.into()],
+                    roots: vec![enrolling.root.to_vec().into()],
+                })
+            }),
+            renew: Box::new(move |request| {
+                let certificate = renewing.sign(&request.certificate_request, cluster);
+                Ok(RenewResponse {
+                    certificates: vec![certificate.into()],
+                    roots: vec![renewing.root.to_vec().into()],
+                })
+            }),
+            ..FakeResponses::default()
+        };
+        Self::start_with(authority, responses).await
+    }
+
+    pub(crate) async fn listen(
         authority: &FakeAuthority,
         credential: Credential,
         responses: FakeResponses,

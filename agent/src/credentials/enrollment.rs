@@ -211,13 +211,13 @@ pub(super) fn to_der(certificates: Vec<impl AsRef<[u8]>>) -> Vec<CertificateDer<
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
-    use krypton_proto::v1::{EnrollResponse, RenewRequest};
+    use krypton_proto::v1::FetchChartRequest;
     use krypton_runtime::net::Tcp;
     use krypton_types::error_chain::chain;
 
     use super::*;
     use crate::credentials::store::new_key;
-    use crate::fake_hub::{FakeAuthority, FakeHub, FakeResponses, Validity};
+    use crate::fake_hub::{FakeAuthority, FakeHub, FakeResponses};
 
     fn bundle(authority: &FakeAuthority, hub: &FakeHub) -> JoinBundle {
         JoinBundle {
@@ -229,24 +229,6 @@ mod tests {
         }
     }
 
-    async fn hub_that_signs(authority: &Arc<FakeAuthority>, cluster: &'static str) -> FakeHub {
-        let signer = Arc::clone(authority);
-        let responses = FakeResponses {
-            enroll: Box::new(move |request| {
-                assert_eq!(request.cluster_uid, "uid-1");
-                let credential = signer.sign(&request.certificate_request, cluster);
-                let roots = signer.roots();
-                Ok(EnrollResponse {
-                    certificates: vec![credential.into()],
-                    roots: roots.iter().map(|root| root.to_vec().into()).collect(),
-                })
-            }),
-            ..FakeResponses::default()
-        };
-        let credential = authority.hub(Validity::Now);
-        FakeHub::start_as(authority, credential, responses, "127.0.0.1:0").await
-    }
-
     async fn enrolled(bundle: &JoinBundle, key: &KeyPair) -> Result<Enrolled, EnrollError> {
         let network: Arc<dyn Network> = Arc::new(Tcp);
         enroll(bundle, bundle.addresses.clone(), key, "uid-1", &network).await
@@ -255,7 +237,7 @@ mod tests {
     #[tokio::test]
     async fn token_yields_certificate_accepted_by_hub() {
         let authority = Arc::new(FakeAuthority::new());
-        let hub = hub_that_signs(&authority, "edge-1").await;
+        let hub = FakeHub::start_signing(&authority, "edge-1").await;
         let key = new_key().unwrap();
         let bundle = bundle(&authority, &hub);
         let enrolled = enrolled(&bundle, &key).await.unwrap();
@@ -264,15 +246,14 @@ mod tests {
         let config = enrolled.client_config(&key).unwrap();
         let tls = Arc::new(ArcSwap::from_pointee(config));
         let connection = Dialer::new(hub.addresses(), tls).connect().await.unwrap();
-        let response = connection.fleet().renew(RenewRequest::default()).await;
-        // The fake hub received the call; it implements no answer to it.
-        assert_eq!(response.unwrap_err().code(), Code::Unimplemented);
+        let request = FetchChartRequest::default();
+        assert!(connection.fleet().fetch_chart(request).await.is_ok());
     }
 
     #[tokio::test]
     async fn certificate_with_different_name_is_rejected() {
         let authority = Arc::new(FakeAuthority::new());
-        let hub = hub_that_signs(&authority, "edge-2").await;
+        let hub = FakeHub::start_signing(&authority, "edge-2").await;
         let error = enrolled(&bundle(&authority, &hub), &new_key().unwrap())
             .await
             .unwrap_err();
@@ -292,8 +273,7 @@ mod tests {
             enroll: Box::new(move |_| Err(Status::failed_precondition(message))),
             ..FakeResponses::default()
         };
-        let credential = authority.hub(Validity::Now);
-        let hub = FakeHub::start_as(&authority, credential, responses, "127.0.0.1:0").await;
+        let hub = FakeHub::start_with(&authority, responses).await;
         let error = enrolled(&bundle(&authority, &hub), &new_key().unwrap())
             .await
             .unwrap_err();
@@ -304,7 +284,7 @@ mod tests {
     #[tokio::test]
     async fn foreign_ca_is_rejected_busy_hub_is_retried() {
         let authority = Arc::new(FakeAuthority::new());
-        let hub = hub_that_signs(&authority, "edge-1").await;
+        let hub = FakeHub::start_signing(&authority, "edge-1").await;
         let foreign = bundle(&FakeAuthority::new(), &hub);
         let key = new_key().unwrap();
         let error = enrolled(&foreign, &key).await.unwrap_err();
@@ -314,8 +294,7 @@ mod tests {
             enroll: Box::new(|_| Err(Status::unavailable("busy"))),
             ..FakeResponses::default()
         };
-        let credential = authority.hub(Validity::Now);
-        let busy = FakeHub::start_as(&authority, credential, responses, "127.0.0.1:0").await;
+        let busy = FakeHub::start_with(&authority, responses).await;
         let error = enrolled(&bundle(&authority, &busy), &key)
             .await
             .unwrap_err();

@@ -295,41 +295,35 @@ mod tests {
         let respond = |parts: Vec<Result<ChartPart, Status>>| {
             hub.responses.chart.lock().unwrap().1 = parts;
         };
+        let interrupted = || {
+            let (head, chunk) = (head(b"archive"), chunk(b"arch"));
+            vec![Ok(head), Ok(chunk), disconnected()]
+        };
+        let rest = || {
+            let head = starting_at(4, head(b"archive"));
+            vec![Ok(head), Ok(chunk(b"ive"))]
+        };
         let requested = || {
             let requested = hub.responses.chart.lock().unwrap().0.clone().unwrap();
             (requested.from, requested.from_sha256)
         };
-        respond(vec![
-            Ok(head(b"archive")),
-            Ok(chunk(b"arch")),
-            disconnected(),
-        ]);
+        respond(interrupted());
         let message = source.fetch(&chart()).await.unwrap_err();
         assert!(message.contains("the link is gone"), "{message}");
         // An interruption without new data keeps the stored bytes.
         respond(vec![disconnected()]);
         source.fetch(&chart()).await.unwrap_err();
         assert_eq!(requested(), (4, sha256_hex(b"archive")));
-        respond(vec![
-            Ok(starting_at(4, head(b"archive"))),
-            Ok(chunk(b"ive")),
-        ]);
+        respond(rest());
         assert_eq!(source.fetch(&chart()).await.unwrap(), b"archive");
 
-        respond(vec![
-            Ok(head(b"archive")),
-            Ok(chunk(b"arch")),
-            disconnected(),
-        ]);
+        respond(interrupted());
         source.fetch(&chart()).await.unwrap_err();
         respond(vec![Ok(head(b"another")), Ok(chunk(b"another"))]);
         assert_eq!(source.fetch(&chart()).await.unwrap(), b"another");
 
         // The response resumes although the agent did not request it, so the agent discards it.
-        respond(vec![
-            Ok(starting_at(4, head(b"archive"))),
-            Ok(chunk(b"ive")),
-        ]);
+        respond(rest());
         let message = source.fetch(&chart()).await.unwrap_err();
         assert!(message.contains("wrong offset"), "{message}");
         assert_eq!(requested(), (0, String::new()));

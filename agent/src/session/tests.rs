@@ -18,19 +18,17 @@ struct TestAgent {
     link: watch::Receiver<Link>,
     stop: CancellationToken,
     task: JoinHandle<()>,
+    dialer: Arc<Dialer>,
 }
 
 impl TestAgent {
     fn start(dialer: Dialer) -> Self {
-        Self::start_with(Arc::new(dialer))
-    }
-
-    fn start_with(dialer: Arc<Dialer>) -> Self {
+        let dialer = Arc::new(dialer);
         let report_store = Arc::new(ReportStore::default());
         let (desired_tx, desired) = watch::channel(None);
         let (link_tx, link) = watch::channel(Link::default());
         let session = Session {
-            dialer,
+            dialer: Arc::clone(&dialer),
             replica: "agent-0".to_owned(),
             cluster_uid: "uid-1".to_owned(),
             kubernetes_version: "v1.36.0".to_owned(),
@@ -48,6 +46,7 @@ impl TestAgent {
             link,
             stop,
             task,
+            dialer,
         }
     }
 
@@ -61,6 +60,13 @@ impl TestAgent {
             Link::Up(_) => unreachable!("it was looked for"),
         }
     }
+}
+
+async fn hub_and_agent() -> (FakeHub, TestAgent) {
+    let authority = FakeAuthority::new();
+    let hub = FakeHub::start(&authority).await;
+    let agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    (hub, agent)
 }
 
 fn version(generation: u64) -> Version {
@@ -120,11 +126,17 @@ async fn full_report(session: &mut FakeSession) -> (Vec<String>, u64) {
     }
 }
 
+/// Returns the next session, after its greeting and full report.
+async fn reported_session(hub: &mut FakeHub) -> FakeSession {
+    let mut session = hub.session().await;
+    session.greet().await;
+    full_report(&mut session).await;
+    session
+}
+
 #[tokio::test]
 async fn session_sends_hello_then_full_report_then_changes() {
-    let authority = FakeAuthority::new();
-    let mut hub = FakeHub::start(&authority).await;
-    let agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    let (mut hub, agent) = hub_and_agent().await;
     agent.report_store.set_tenant(&key("a"), Some(report(1)));
     let mut session = hub.session().await;
     let hello = session.greet().await;
@@ -154,14 +166,10 @@ async fn session_sends_hello_then_full_report_then_changes() {
 
 #[tokio::test]
 async fn heartbeat_carries_report_digest_and_resync_resends_all() {
-    let authority = FakeAuthority::new();
-    let mut hub = FakeHub::start(&authority).await;
-    let agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    let (mut hub, agent) = hub_and_agent().await;
     agent.report_store.set_tenant(&key("a"), Some(report(1)));
     agent.report_store.set_tenant(&key("b"), Some(report(1)));
-    let mut session = hub.session().await;
-    session.greet().await;
-    full_report(&mut session).await;
+    let mut session = reported_session(&mut hub).await;
     let mut digest = krypton_types::report_digest::ReportDigest::default();
     digest.set(&key("a"), Some(&report(1)));
     digest.set(&key("b"), Some(&report(1)));
@@ -186,12 +194,8 @@ async fn heartbeat_carries_report_digest_and_resync_resends_all() {
 
 #[tokio::test]
 async fn only_readable_desired_state_reaches_slot() {
-    let authority = FakeAuthority::new();
-    let mut hub = FakeHub::start(&authority).await;
-    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
-    let mut session = hub.session().await;
-    session.greet().await;
-    full_report(&mut session).await;
+    let (mut hub, mut agent) = hub_and_agent().await;
+    let mut session = reported_session(&mut hub).await;
 
     let mut unreadable = Desired::from(&desired(6));
     unreadable.digest.clear();
@@ -218,9 +222,7 @@ async fn lost_hub_session_resumes_with_full_report() {
     let address = hub.address.to_string();
     let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
     agent.report_store.set_tenant(&key("a"), Some(report(1)));
-    let mut session = hub.session().await;
-    session.greet().await;
-    full_report(&mut session).await;
+    let _session = reported_session(&mut hub).await;
     assert!(agent.link.wait_for(Link::is_up).await.is_ok());
     hub.kill();
     drop(hub);
@@ -229,8 +231,7 @@ async fn lost_hub_session_resumes_with_full_report() {
     agent.report_store.set_tenant(&key("b"), Some(report(1)));
 
     let credential = authority.hub(Validity::Now);
-    let mut hub =
-        FakeHub::start_as(&authority, credential, FakeResponses::default(), &address).await;
+    let mut hub = FakeHub::listen(&authority, credential, FakeResponses::default(), &address).await;
     let mut session = hub.session().await;
     session.greet().await;
     let (names, number) = full_report(&mut session).await;
@@ -240,9 +241,7 @@ async fn lost_hub_session_resumes_with_full_report() {
 
 #[tokio::test]
 async fn drain_ends_session_and_agent_reconnects() {
-    let authority = FakeAuthority::new();
-    let mut hub = FakeHub::start(&authority).await;
-    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    let (mut hub, mut agent) = hub_and_agent().await;
     let mut session = hub.session().await;
     session.greet().await;
     let drain = Drain {
@@ -283,26 +282,18 @@ async fn agent_finds_and_follows_leading_hub() {
     agent.link.wait_for(Link::is_up).await.unwrap();
 }
 
-/// Returns two references to one dialer.
-fn shared(dialer: Dialer) -> (Arc<Dialer>, Arc<Dialer>) {
-    let dialer = Arc::new(dialer);
-    (Arc::clone(&dialer), dialer)
-}
-
 #[tokio::test]
 async fn renewed_certificate_opens_new_stream_before_closing_old() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let (dialer, agent_dialer) = shared(authority.dialer(hub.addresses(), Validity::Now));
-    let mut agent = TestAgent::start_with(agent_dialer);
-    let mut first = hub.session().await;
-    first.greet().await;
-    full_report(&mut first).await;
+    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    let mut first = reported_session(&mut hub).await;
     agent.link.wait_for(Link::is_up).await.unwrap();
     agent.link.mark_unchanged();
     let renew = || {
         let credential = Some(authority.agent(Validity::Now));
-        dialer.renew(tls::client_config(&authority.roots(), credential).unwrap());
+        let config = tls::client_config(&authority.roots(), credential);
+        agent.dialer.renew(config.unwrap());
     };
 
     // While the agent opens the second stream, it still uses the first.
@@ -321,9 +312,7 @@ async fn renewed_certificate_opens_new_stream_before_closing_old() {
     hub.session().await.fail(Status::unavailable("busy")).await;
     agent.report_store.set_tenant(&key("b"), Some(report(1)));
     next_report(&mut second).await;
-    let mut third = hub.session().await;
-    third.greet().await;
-    full_report(&mut third).await;
+    let _third = reported_session(&mut hub).await;
     assert!(agent.link.get_and_update().is_up());
 }
 
@@ -331,10 +320,10 @@ async fn renewed_certificate_opens_new_stream_before_closing_old() {
 async fn received_roots_are_forwarded_and_kept_ones_reported() {
     let authority = FakeAuthority::new();
     let mut hub = FakeHub::start(&authority).await;
-    let (dialer, agent_dialer) = shared(authority.dialer(hub.addresses(), Validity::Now));
-    dialer.root_updates().publish_stored(&authority.roots());
-    let mut announcements = dialer.root_updates().announcements();
-    let _agent = TestAgent::start_with(agent_dialer);
+    let agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    let root_updates = agent.dialer.root_updates();
+    root_updates.publish_stored(&authority.roots());
+    let mut announcements = root_updates.announcements();
     let mut session = hub.session().await;
     let hello = session.greet().await;
     let trusted = RootDigest::from_ders(&authority.roots());
@@ -348,7 +337,7 @@ async fn received_roots_are_forwarded_and_kept_ones_reported() {
     session.send(hub_message::Kind::Roots(roots.clone())).await;
     announcements.changed().await.unwrap();
     assert_eq!(announcements.get(), Some(roots.into()));
-    dialer.root_updates().publish_stored(&authority.roots());
+    root_updates.publish_stored(&authority.roots());
     let agent_message::Kind::TrustedRoots(message) = next_message(&mut session).await else {
         panic!("the stored roots are not announced")
     };
@@ -357,9 +346,7 @@ async fn received_roots_are_forwarded_and_kept_ones_reported() {
 
 #[tokio::test]
 async fn a_refusal_keeps_the_hubs_words() {
-    let authority = FakeAuthority::new();
-    let mut hub = FakeHub::start(&authority).await;
-    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    let (mut hub, mut agent) = hub_and_agent().await;
     let session = hub.session().await;
     session
         .fail(Status::permission_denied("cluster edge-1 is banned"))
@@ -395,9 +382,7 @@ async fn link_reports_cause_of_failed_connection() {
 
 #[tokio::test]
 async fn incompatible_hub_is_reported_with_its_version() {
-    let authority = FakeAuthority::new();
-    let mut hub = FakeHub::start(&authority).await;
-    let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Now));
+    let (mut hub, mut agent) = hub_and_agent().await;
     let session = hub.session().await;
     let welcome = Welcome {
         protocol: 9,

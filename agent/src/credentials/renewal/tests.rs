@@ -1,12 +1,11 @@
 use arc_swap::ArcSwap;
 use futures::FutureExt;
-use krypton_proto::v1::RenewResponse;
 use krypton_types::root_digest::RootDigest;
 
 use super::*;
 use crate::credentials::store::Enrolled;
 use crate::credentials::store::tests::{enrolled_until, store_with, store_with_conflict};
-use crate::fake_hub::{FakeAuthority, FakeHub, FakeResponses, Validity};
+use crate::fake_hub::{FakeAuthority, FakeHub, Validity};
 
 fn identity(authority: &FakeAuthority) -> Identity {
     identity_until(authority, Validity::Now)
@@ -21,28 +20,10 @@ fn identity_until(authority: &FakeAuthority, valid: Validity) -> Identity {
     }
 }
 
-/// Starts a hub that signs every renewal request.
-async fn signing_hub(authority: &Arc<FakeAuthority>) -> FakeHub {
-    let signer = Arc::clone(authority);
-    let responses = FakeResponses {
-        renew: Box::new(move |request| {
-            let credential = signer.sign(&request.certificate_request, "edge-1");
-            let roots = signer.roots();
-            Ok(RenewResponse {
-                certificates: vec![credential.into()],
-                roots: roots.iter().map(|root| root.to_vec().into()).collect(),
-            })
-        }),
-        ..FakeResponses::default()
-    };
-    let credential = authority.hub(Validity::Now);
-    FakeHub::start_as(authority, credential, responses, "127.0.0.1:0").await
-}
-
 #[tokio::test]
 async fn renewal_stores_and_uses_new_key() {
     let authority = Arc::new(FakeAuthority::new());
-    let hub = signing_hub(&authority).await;
+    let hub = FakeHub::start_signing(&authority, "edge-1").await;
     let old_identity = identity(&authority);
     let store = store_with(&old_identity).await;
     let current = store.read().await.unwrap().unwrap();
@@ -86,7 +67,7 @@ async fn certificate_renewed_by_other_replica_is_adopted() {
 #[tokio::test]
 async fn overtaken_renewal_succeeds_only_with_newer_certificate() {
     let authority = Arc::new(FakeAuthority::new());
-    let hub = signing_hub(&authority).await;
+    let hub = FakeHub::start_signing(&authority, "edge-1").await;
     let dialer = authority.dialer(hub.addresses(), Validity::Now);
     let connection = dialer.connect().await.unwrap();
     let (_link, mut link) = watch::channel(Link::Up(connection));
@@ -185,8 +166,7 @@ impl RunningRenewal {
 async fn announced_roots_are_stored_without_renewing_certificate() {
     let (old, new) = (FakeAuthority::new(), FakeAuthority::new());
     let old_identity = identity(&old);
-    let next = new.hub(Validity::Now);
-    let hub = FakeHub::start_as(&old, next, FakeResponses::default(), "127.0.0.1:0").await;
+    let hub = FakeHub::start_as(&old, new.hub(Validity::Now)).await;
     let renewal = start_renewal(&old_identity, hub.addresses()).await;
     let error = renewal.dialer.connect().await.unwrap_err();
     assert!(chain(&error).contains("another CA"), "{error:?}");
@@ -225,7 +205,7 @@ async fn foreign_roots_change_nothing_on_member() {
 #[tokio::test]
 async fn certificate_is_renewed_early_on_hub_request() {
     let authority = Arc::new(FakeAuthority::new());
-    let hub = signing_hub(&authority).await;
+    let hub = FakeHub::start_signing(&authority, "edge-1").await;
     let old_identity = identity(&authority);
     let renewal = start_renewal(&old_identity, hub.addresses()).await;
     // The hub disconnects before the renewal is due. The agent renews when it is connected again.

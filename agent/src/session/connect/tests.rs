@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::*;
-use crate::fake_hub::{FakeAuthority, FakeHub, FakeResponses, Validity};
+use crate::fake_hub::{FakeAuthority, FakeHub, Validity};
 
 async fn connect_error(authority: &FakeAuthority, address: String) -> DialError {
     authority
@@ -78,13 +78,7 @@ async fn wrong_ca_expired_and_impostor_hubs_are_distinguished() {
     let cases = [authority.hub(Validity::Past), authority.impostor()];
     let mut errors = Vec::new();
     for credential in cases {
-        let hub = FakeHub::start_as(
-            &authority,
-            credential,
-            FakeResponses::default(),
-            "127.0.0.1:0",
-        )
-        .await;
+        let hub = FakeHub::start_as(&authority, credential).await;
         errors.push(connect_error(&authority, hub.address.to_string()).await);
     }
     assert!(
