@@ -36,7 +36,8 @@ pub struct AgentMetrics {
 
 fn gauge(
     encoder: &mut DescriptorEncoder<'_>,
-    (name, help): (&str, &str),
+    name: &str,
+    help: &str,
     unit: Option<&Unit>,
     value: i64,
 ) -> fmt::Result {
@@ -58,39 +59,30 @@ impl Collector for AgentMetrics {
             (desired.as_ref()).is_some_and(|desired| desired.handling.allow_chart_skip);
         let phases = self.report_store.count_phases(allow_chart_skip);
         let up = i64::from(self.link.get().is_up());
-        for (name_and_help, value) in [
+        for (name, help, value) in [
             (
-                (
-                    "session_connected",
-                    "Whether the agent has a session with the hub.",
-                ),
+                "session_connected",
+                "Whether the agent has a session with the hub.",
                 up,
             ),
             (
-                ("tenants", "Known Tenants of this cluster."),
+                "tenants",
+                "Known Tenants of this cluster.",
                 number(self.report_store.tenant_count()),
             ),
             (
-                (
-                    "reports_unsent",
-                    "Tenants, KryptonDeployments and placed Tenants whose report the agent has not sent yet.",
-                ),
+                "reports_unsent",
+                "Tenants, KryptonDeployments and placed Tenants whose report the agent has not sent yet.",
                 number(self.report_store.unsent_count()),
             ),
         ] {
-            gauge(encoder, name_and_help, None, value)?;
+            gauge(encoder, name, help, None, value)?;
         }
-        let name_and_help = (
-            "certificate_expiry_timestamp",
-            "Expiry time of the client certificate, in seconds since 1970. Absent before enrollment.",
-        );
         if expiry != Timestamp::UNIX_EPOCH {
-            gauge(
-                encoder,
-                name_and_help,
-                Some(&Unit::Seconds),
-                expiry.as_second(),
-            )?;
+            let name = "certificate_expiry_timestamp";
+            let help = "Expiry time of the client certificate, in seconds since 1970. Absent before enrollment.";
+            let unit = Some(&Unit::Seconds);
+            gauge(encoder, name, help, unit, expiry.as_second())?;
         }
         let kind = ConstGauge::new(0_i64).metric_type();
         let (name, help) = (
@@ -110,30 +102,24 @@ impl Collector for AgentMetrics {
         };
         let is_acted_on = self.report_store.applied_version();
         let is_acted_on = is_acted_on.is_some_and(|(version, _)| version == desired.version);
-        for (name_and_help, value) in [
+        for (name, help, value) in [
             (
-                (
-                    "desired_state_epoch",
-                    "Epoch of the latest known desired state. Absent without a desired state.",
-                ),
+                "desired_state_epoch",
+                "Epoch of the latest known desired state. Absent without a desired state.",
                 number(desired.version.epoch),
             ),
             (
-                (
-                    "desired_state_generation",
-                    "Generation of the latest known desired state within its epoch. Absent without a desired state.",
-                ),
+                "desired_state_generation",
+                "Generation of the latest known desired state within its epoch. Absent without a desired state.",
                 number(desired.version.generation),
             ),
             (
-                (
-                    "desired_state_acted_on",
-                    "Whether the latest known desired state is recorded on this cluster and acted on.",
-                ),
+                "desired_state_acted_on",
+                "Whether the latest known desired state is recorded on this cluster and acted on.",
                 i64::from(is_acted_on),
             ),
         ] {
-            gauge(encoder, name_and_help, None, value)?;
+            gauge(encoder, name, help, None, value)?;
         }
         Ok(())
     }
@@ -161,18 +147,10 @@ pub fn registry(state: AgentMetrics, drift: &DriftMetrics, work: &WorkMetrics) -
 
 #[cfg(test)]
 mod tests {
+    use krypton_types::desired::Version;
     use prometheus_client::encoding::text::encode;
 
     use super::*;
-
-    fn desired_state() -> DesiredState {
-        let desired_state = serde_json::json!({
-            "version": {"epoch": 1, "generation": 3},
-            "chart": {"repo": "", "name": "small", "version": "1.0.0", "install_crds": false, "values": {}},
-            "paused": false,
-        });
-        serde_json::from_value(desired_state).unwrap()
-    }
 
     #[test]
     fn expiry_metric_is_absent_before_enrollment() {
@@ -204,7 +182,12 @@ mod tests {
             "{before}"
         );
         expiry_tx.send_replace(Timestamp::from_second(7000).unwrap());
-        desired_tx.send_replace(Some(Arc::new(desired_state())));
+        let (epoch, generation) = (1, 3);
+        let desired_state = DesiredState {
+            version: Version { epoch, generation },
+            ..DesiredState::default()
+        };
+        desired_tx.send_replace(Some(Arc::new(desired_state)));
         let after = scrape();
         for line in [
             "krypton_agent_certificate_expiry_timestamp_seconds 7000",
