@@ -82,26 +82,21 @@ where
         // The future does nothing before its first poll.
         let response_future = self.inner.call(request);
         Box::pin(async move {
-            let Some(start) = start else {
-                let earliest_end = None;
-                let response = response_future.await.map_err(Into::into)?;
-                return Ok(response.map(|inner| WatchBody {
-                    inner,
-                    earliest_end,
-                    early_ends,
-                }));
+            let mut earliest_end = None;
+            let response = if let Some(start) = start {
+                sleep_until(start).await;
+                if early_ends.load(Ordering::Relaxed) != known_ends {
+                    return Err(WatchEndedEarly.into());
+                }
+                let started = Instant::now();
+                let head = timeout_at(started + START_TIMEOUT, response_future).await;
+                let response = head.map_err(|_| WatchNotStarted)?.map_err(Into::into)?;
+                let timeout = timeout.filter(|_| response.status().is_success());
+                earliest_end = timeout.map(|timeout| started + timeout);
+                response
+            } else {
+                response_future.await.map_err(Into::into)?
             };
-            sleep_until(start).await;
-            if early_ends.load(Ordering::Relaxed) != known_ends {
-                return Err(WatchEndedEarly.into());
-            }
-            let started = Instant::now();
-            let head = timeout_at(started + START_TIMEOUT, response_future).await;
-            let response = head.map_err(|_| WatchNotStarted)?.map_err(Into::into)?;
-            let is_watching = response.status().is_success();
-            let earliest_end = timeout
-                .filter(|_| is_watching)
-                .map(|timeout| started + timeout);
             Ok(response.map(|inner| WatchBody {
                 inner,
                 earliest_end,
@@ -193,19 +188,15 @@ fn timeout(uri: &Uri) -> Option<Duration> {
 
 /// Returns the resource and the selectors of a watch, without its `resourceVersion`.
 fn watch_key(uri: &Uri) -> Option<String> {
-    let query = uri.query()?;
-    let mut parts: Vec<&str> = query.split('&').collect();
-    let count = parts.len();
-    parts.retain(|part| *part != "watch=true");
-    if parts.len() == count {
-        return None;
-    }
-    parts.retain(|part| part.contains("Selector="));
-    Some(format!("{}?{}", uri.path(), parts.join("&")))
+    let mut selectors: Vec<&str> = uri.query()?.split('&').collect();
+    selectors.retain(|part| part.contains("Selector="));
+    is_watch(uri).then(|| format!("{}?{}", uri.path(), selectors.join("&")))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{future, io};
+
     use futures::StreamExt as _;
     use http::StatusCode;
 
@@ -231,41 +222,33 @@ mod tests {
         Request::builder().uri(uri).body(()).unwrap()
     }
 
+    type HttpResult = io::Result<Response<axum::body::Body>>;
+
+    fn empty_response(_: Request<()>) -> future::Ready<HttpResult> {
+        future::ready(Ok(Response::new(axum::body::Body::empty())))
+    }
+
     #[tokio::test(start_paused = true)]
     async fn short_watches_are_throttled_and_lists_are_not() {
-        let service = tower::service_fn(|_: Request<()>| async {
-            Ok::<_, std::io::Error>(Response::new(axum::body::Body::empty()))
-        });
-        let mut service = WatchLayer::default().layer(service);
+        let mut service = WatchLayer::default().layer(tower::service_fn(empty_response));
+        let watch = || request("/api/v1/secrets?watch=true");
         let started = Instant::now();
         for number in 0..5 {
-            service
-                .call(request("/api/v1/secrets?watch=true"))
-                .await
-                .unwrap();
-            assert_eq!(started.elapsed(), START_INTERVAL * number);
-            service
-                .call(request("/api/v1/secrets?limit=50"))
-                .await
-                .unwrap();
-            assert_eq!(started.elapsed(), START_INTERVAL * number);
+            for request in [watch(), request("/api/v1/secrets?limit=50")] {
+                service.call(request).await.unwrap();
+                assert_eq!(started.elapsed(), START_INTERVAL * number);
+            }
         }
         // A long watch is followed immediately.
         tokio::time::advance(Duration::from_secs(290)).await;
         let again = Instant::now();
-        service
-            .call(request("/api/v1/secrets?watch=true"))
-            .await
-            .unwrap();
+        service.call(watch()).await.unwrap();
         assert_eq!(again.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_watch_fails_after_early_end() {
-        let service = tower::service_fn(|_: Request<()>| async {
-            Ok::<_, std::io::Error>(Response::new(axum::body::Body::empty()))
-        });
-        let mut service = WatchLayer::default().layer(service);
+        let mut service = WatchLayer::default().layer(tower::service_fn(empty_response));
         let watch = || request("/api/v1/secrets?watch=true&timeoutSeconds=290");
         let first = service.call(watch()).await.unwrap();
         let waiting = service.call(watch());
@@ -277,15 +260,11 @@ mod tests {
     }
 
     /// Returns whether a body that sends one line and then ends `after` this time fails.
-    async fn body_fails(uri: &str, after: Duration, end: Option<std::io::Error>) -> bool {
-        body_fails_with(StatusCode::OK, uri, after, end).await
-    }
-
-    async fn body_fails_with(
+    async fn body_fails(
         status: StatusCode,
         uri: &str,
         after: Duration,
-        end: Option<std::io::Error>,
+        end: Option<io::Error>,
     ) -> bool {
         let line = futures::stream::iter([Ok("line")]);
         let end = futures::stream::once(async move {
@@ -310,9 +289,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn watch_without_answer_fails_but_list_waits() {
-        let service = tower::service_fn(|_: Request<()>| {
-            std::future::pending::<Result<Response<axum::body::Body>, std::io::Error>>()
-        });
+        let service = tower::service_fn(|_: Request<()>| future::pending::<HttpResult>());
         let mut silent = WatchLayer::default().layer(service);
         let watch = silent.call(request("/api/v1/secrets?watch=true")).await;
         assert!(watch.is_err_and(|error| error.is::<WatchNotStarted>()));
@@ -322,15 +299,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn watch_that_ends_before_timeout_fails() {
-        let eof = || Some(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
+        const OK: StatusCode = StatusCode::OK;
+        let eof = || Some(io::ErrorKind::UnexpectedEof.into());
         let watch = "/api/v1/secrets?watch=true&timeoutSeconds=290";
         let (early, late) = (Duration::from_secs(288), Duration::from_secs(290));
-        assert!(body_fails(watch, early, None).await);
-        assert!(body_fails(watch, early, eof()).await);
-        assert!(body_fails(watch, late, eof()).await);
-        assert!(!body_fails(watch, late, None).await);
-        assert!(!body_fails("/api/v1/secrets?watch=true", early, None).await);
-        assert!(!body_fails_with(StatusCode::GONE, watch, early, None).await);
-        assert!(!body_fails("/api/v1/secrets?timeoutSeconds=290", early, None).await);
+        assert!(body_fails(OK, watch, early, None).await);
+        assert!(body_fails(OK, watch, early, eof()).await);
+        assert!(body_fails(OK, watch, late, eof()).await);
+        assert!(!body_fails(OK, watch, late, None).await);
+        assert!(!body_fails(OK, "/api/v1/secrets?watch=true", early, None).await);
+        assert!(!body_fails(StatusCode::GONE, watch, early, None).await);
+        assert!(!body_fails(OK, "/api/v1/secrets?timeoutSeconds=290", early, None).await);
     }
 }

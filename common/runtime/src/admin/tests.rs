@@ -5,7 +5,7 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::*;
 
@@ -24,55 +24,57 @@ async fn request(address: SocketAddr, path: &str) -> String {
     response
 }
 
+/// A server of the probes on loopback.
+struct HealthServer {
+    address: SocketAddr,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), AdminError>>,
+}
+
+impl HealthServer {
+    fn start(listener: TcpListener, readiness: &Readiness) -> Self {
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let (watchdog, stopped) = (Watchdog::default(), stop.clone());
+        let server = serve_health(listener, readiness.clone(), watchdog, stopped);
+        Self {
+            address,
+            stop,
+            task: tokio::spawn(server),
+        }
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn readyz_names_pending_guards_until_last_is_dropped() {
-    let listener = loopback().await;
-    let address = listener.local_addr().unwrap();
     let readiness = Readiness::new();
     let caches = readiness.guard("caches");
     let fleet = readiness.guard("fleet");
-    let stop = CancellationToken::new();
-    let server = tokio::spawn(serve_health(
-        listener,
-        readiness.clone(),
-        Watchdog::default(),
-        stop.clone(),
-    ));
+    let server = HealthServer::start(loopback().await, &readiness);
+    let check = async |path: &str, status: &str, end: &str| {
+        let response = request(server.address, path).await;
+        let status_line = format!("HTTP/1.1 {status} ");
+        assert!(response.starts_with(&status_line), "{path}: {response}");
+        assert!(response.ends_with(end), "{path}: {response}");
+    };
 
-    let response = request(address, "/readyz").await;
-    assert!(
-        response.starts_with("HTTP/1.1 503") && response.contains("waiting for: caches, fleet"),
-        "{response}"
-    );
-    assert!(
-        request(address, "/healthz")
-            .await
-            .starts_with("HTTP/1.1 200")
-    );
+    check("/readyz", "503", "waiting for: caches, fleet\n").await;
+    check("/healthz", "200", "").await;
     drop(caches);
-    assert!(
-        request(address, "/readyz")
-            .await
-            .contains("waiting for: fleet")
-    );
+    check("/readyz", "503", "waiting for: fleet\n").await;
     drop(fleet);
-    assert!(
-        request(address, "/readyz")
-            .await
-            .starts_with("HTTP/1.1 200")
-    );
+    check("/readyz", "200", "").await;
     readiness.note("values", Some("the values are old".to_owned()));
-    let response = request(address, "/readyz").await;
-    assert!(
-        response.starts_with("HTTP/1.1 200") && response.ends_with("ok\nbut the values are old\n"),
-        "{response}"
-    );
+    check("/readyz", "200", "ok\nbut the values are old\n").await;
     readiness.note("values", None);
-    assert!(request(address, "/readyz").await.ends_with("\r\n\r\nok\n"));
-    assert!(request(address, "/other").await.starts_with("HTTP/1.1 404"));
-
-    stop.cancel();
-    server.await.unwrap().unwrap();
+    check("/readyz", "200", "\r\n\r\nok\n").await;
+    check("/other", "404", "").await;
+    server.end().await;
 }
 
 #[test]
@@ -136,18 +138,11 @@ async fn nonlocal_address_is_rejected_with_bind_error() {
 #[tokio::test]
 async fn without_a_host_the_loopback_address_answers() {
     let listener = bind(HEALTH_FLAG, &":0".parse().unwrap()).await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let stop = CancellationToken::new();
-    let server = tokio::spawn(serve_health(
-        listener,
-        Readiness::new(),
-        Watchdog::default(),
-        stop.clone(),
-    ));
-    let response = request(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), "/healthz").await;
+    let server = HealthServer::start(listener, &Readiness::new());
+    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, server.address.port()));
+    let response = request(loopback, "/healthz").await;
     assert!(response.starts_with("HTTP/1.1 200"), "{response}");
-    stop.cancel();
-    server.await.unwrap().unwrap();
+    server.end().await;
 }
 
 /// Timeout for slow machines. It ends a test that hangs.
@@ -269,17 +264,11 @@ async fn probes_succeed_despite_reconnecting_clients() {
 
 #[tokio::test]
 async fn probe_connection_serves_one_request() {
-    let listener = loopback().await;
-    let address = listener.local_addr().unwrap();
-    let stop = CancellationToken::new();
-    let readiness = Readiness::new();
-    let server = serve_health(listener, readiness, Watchdog::default(), stop.clone());
-    let server = tokio::spawn(server);
-    let mut stream = TcpStream::connect(address).await.unwrap();
+    let server = HealthServer::start(loopback().await, &Readiness::new());
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
     let request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n";
     stream.write_all(&request.repeat(2)).await.unwrap();
     let responses = String::from_utf8(until_closed(stream).await).unwrap();
     assert_eq!(responses.matches("HTTP/1.1 200").count(), 1, "{responses}");
-    stop.cancel();
-    server.await.unwrap().unwrap();
+    server.end().await;
 }

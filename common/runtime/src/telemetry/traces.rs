@@ -478,18 +478,25 @@ mod tests {
         }
     }
 
+    fn logging_exporter(
+        exporter: &MemoryExporter,
+        runtime: &Runtime,
+    ) -> LoggingExporter<MemoryExporter> {
+        LoggingExporter {
+            endpoint: "http://otel:4317".parse().unwrap(),
+            is_unavailable: AtomicBool::new(false),
+            timeout: EXPORT_TIMEOUT,
+            runtime: runtime.handle().clone(),
+            exporter: exporter.clone(),
+        }
+    }
+
     /// Returns the exported spans by name.
     fn exported_spans(run: impl FnOnce()) -> BTreeMap<String, SpanData> {
         let memory = MemoryExporter::default();
         let runtime = Runtime::new().unwrap();
         let provider = SdkTracerProvider::builder()
-            .with_simple_exporter(LoggingExporter {
-                endpoint: "http://otel:4317".parse().unwrap(),
-                is_unavailable: AtomicBool::new(false),
-                timeout: EXPORT_TIMEOUT,
-                runtime: runtime.handle().clone(),
-                exporter: memory.clone(),
-            })
+            .with_simple_exporter(logging_exporter(&memory, &runtime))
             .build();
         let subscriber =
             tracing_subscriber::registry().with(vec![layer(&provider, "krypton-agent")]);
@@ -553,13 +560,7 @@ mod tests {
     fn collector_outage_and_recovery_are_each_logged_once() {
         let memory = MemoryExporter::default();
         let runtime = Runtime::new().unwrap();
-        let exporter = LoggingExporter {
-            endpoint: "http://otel:4317".parse().unwrap(),
-            is_unavailable: AtomicBool::new(false),
-            timeout: EXPORT_TIMEOUT,
-            runtime: runtime.handle().clone(),
-            exporter: memory.clone(),
-        };
+        let exporter = logging_exporter(&memory, &runtime);
         let (lines, subscriber) = level_subscriber();
         tracing::subscriber::with_default(subscriber, || {
             for is_unavailable in [false, true, true, false, false, true] {

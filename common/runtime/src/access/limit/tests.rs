@@ -1,7 +1,8 @@
 //! Tests against a loopback server that sends endless responses.
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Api, ListParams};
+use krypton_types::error_chain::chain;
+use kube::api::{Api, ListParams, WatchParams};
 use kube::runtime::watcher::{Config, watcher};
 use kube::{Client, Config as ClientConfig};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -38,6 +39,16 @@ struct Server {
     _task: AbortOnDropHandle<()>,
 }
 
+impl Server {
+    fn config_maps(&self) -> Api<ConfigMap> {
+        Api::default_namespaced(self.client.clone())
+    }
+}
+
+async fn flooding_server() -> Server {
+    server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await
+}
+
 /// Responds to each request with `head`, and then repeats `chunk` and `pause` until the client disconnects.
 async fn server(
     limits: ResponseLimits,
@@ -56,13 +67,8 @@ async fn server(
     let on_cut_off: CutOffCallback =
         Arc::new(move |error: &CutOffError| drop(report_tx.try_send(error.to_string())));
     let config = ClientConfig::new(url.parse().unwrap());
-    let client = client_with_limits(
-        config,
-        "test/1",
-        Arc::new(Notify::new()),
-        limits,
-        on_cut_off,
-    );
+    let unauthorized = Arc::new(Notify::new());
+    let client = client_with_limits(config, "test/1", unauthorized, limits, on_cut_off);
     Server {
         client: client.unwrap(),
         report_rx,
@@ -81,10 +87,10 @@ async fn send_endlessly(mut stream: TcpStream, head: &str, chunk: Vec<u8>, pause
     }
 }
 
-async fn list_error(client: &Client) -> String {
-    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+async fn list_error(server: &Server) -> String {
+    let maps = server.config_maps();
     let error = maps.list(&ListParams::default()).await.unwrap_err();
-    krypton_types::error_chain::chain(&error)
+    chain(&error)
 }
 
 #[tokio::test]
@@ -98,36 +104,19 @@ async fn body_beyond_a_limit_is_cut_off() {
         idle: Duration::from_millis(50),
         ..limits()
     };
-    let (large, trickle) = (vec![b' '; 8192], Duration::from_millis(10));
+    let (zero, trickle) = (Duration::ZERO, Duration::from_millis(10));
+    let (large, space) = (vec![b' '; 8192], vec![b' ']);
     let endless = "GET /api/v1/namespaces/default/configmaps: it has more than 1048576 bytes";
     let nested = b"{},".repeat(100);
     for (limits, head, chunk, pause, expected) in [
-        (limits(), HEAD, large.clone(), Duration::ZERO, endless),
-        (
-            limits(),
-            ERROR,
-            large,
-            Duration::ZERO,
-            "more than 65536 bytes",
-        ),
-        (
-            limits(),
-            HEAD,
-            nested,
-            Duration::ZERO,
-            "nests more than 10000",
-        ),
-        (slow, HEAD, vec![b' '], trickle, "took longer than 0.1 s"),
-        (
-            stalled,
-            HEAD,
-            vec![b' '],
-            ENDLESS,
-            "no data arrived for 0.05 s",
-        ),
+        (limits(), HEAD, large.clone(), zero, endless),
+        (limits(), ERROR, large, zero, "more than 65536 bytes"),
+        (limits(), HEAD, nested, zero, "nests more than 10000"),
+        (slow, HEAD, space.clone(), trickle, "longer than 0.1 s"),
+        (stalled, HEAD, space, ENDLESS, "no data arrived for 0.05 s"),
     ] {
         let mut server = server(limits, head, chunk, pause).await;
-        let error = list_error(&server.client).await;
+        let error = list_error(&server).await;
         assert!(error.contains(expected), "{expected}: {error}");
         // A server that only stalls is not reported as hostile.
         let reported = server.report_rx.try_recv().ok();
@@ -138,9 +127,9 @@ async fn body_beyond_a_limit_is_cut_off() {
 
 #[tokio::test]
 async fn endless_line_of_a_watch_is_cut_off() {
-    let mut server = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(server.client.clone());
-    let watch = maps.watch(&kube::api::WatchParams::default(), "1").await;
+    let mut server = flooding_server().await;
+    let maps = server.config_maps();
+    let watch = maps.watch(&WatchParams::default(), "1").await;
     let mut watch = Box::pin(watch.unwrap());
     let error = loop {
         match watch.next().await.unwrap() {
@@ -148,11 +137,8 @@ async fn endless_line_of_a_watch_is_cut_off() {
             Err(error) => break error,
         }
     };
-    let error = krypton_types::error_chain::chain(&error);
-    assert!(
-        error.contains("an event has more than 65536 bytes"),
-        "{error}"
-    );
+    let (error, expected) = (chain(&error), "an event has more than 65536 bytes");
+    assert!(error.contains(expected), "{error}");
     assert!(server.report_rx.recv().await.is_some());
 }
 
@@ -163,32 +149,32 @@ async fn watch_that_never_ends_is_cut_off() {
         ..limits()
     };
     let server = server(limits, HEAD, vec![b'\n'], Duration::from_millis(1)).await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(server.client.clone());
-    let watch = maps.watch(&kube::api::WatchParams::default(), "1").await;
+    let maps = server.config_maps();
+    let watch = maps.watch(&WatchParams::default(), "1").await;
     let watch = Box::pin(watch.unwrap());
     let failed = watch.filter_map(async |event| event.err());
     let error = Box::pin(failed).next().await;
     // An empty line is neither an event nor an error.
     if let Some(error) = error {
-        let error = krypton_types::error_chain::chain(&error);
+        let error = chain(&error);
         assert!(error.contains("watch took longer than"), "{error}");
     }
 }
 
 #[tokio::test]
 async fn another_server_answers_while_one_floods() {
-    let flooding = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
+    let flooding = flooding_server().await;
     let body = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{\"items\":[]}";
     let head = std::str::from_utf8(body).unwrap();
     let well_behaved = server(limits(), head, Vec::new(), ENDLESS).await;
     let flooding = async {
         for _ in 0..20 {
-            list_error(&flooding.client).await;
+            list_error(&flooding).await;
         }
     };
     let asking = async {
         for _ in 0..20 {
-            let maps: Api<ConfigMap> = Api::default_namespaced(well_behaved.client.clone());
+            let maps = well_behaved.config_maps();
             let maps = maps.list(&ListParams::default()).await.unwrap();
             assert!(maps.items.is_empty());
         }
@@ -198,12 +184,12 @@ async fn another_server_answers_while_one_floods() {
 
 #[tokio::test]
 async fn watcher_of_flooding_server_fails_and_retries() {
-    let server = server(limits(), HEAD, vec![b' '; 8192], Duration::ZERO).await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(server.client.clone());
-    let errors = watcher(maps, Config::default()).filter_map(async |event| event.err());
+    let server = flooding_server().await;
+    let events = watcher(server.config_maps(), Config::default());
+    let errors = events.filter_map(async |event| event.err());
     let errors: Vec<_> = Box::pin(errors).take(3).collect().await;
     for error in errors {
-        let error = krypton_types::error_chain::chain(&error);
+        let error = chain(&error);
         assert!(error.contains("more than 1048576 bytes"), "{error}");
     }
 }
