@@ -126,6 +126,18 @@ impl FileIdentity {
     }
 }
 
+/// What a run needs besides Helm's arguments.
+struct RunParams<'a> {
+    verb: &'static str,
+    release: &'a str,
+    timeout: Duration,
+    /// Texts that error messages omit.
+    secrets: Vec<String>,
+    terminate_on_soft_stop: bool,
+    /// File for Helm's standard output.
+    output: Option<&'a Path>,
+}
+
 /// Runs Helm with limited concurrency.
 #[derive(Debug)]
 pub struct Helm {
@@ -288,47 +300,31 @@ impl Helm {
         upgrade: &Upgrade,
         stop: &StopSignal,
     ) -> Result<Option<String>, HelmError> {
-        let run = self.run_upgrade(slot, upgrade, stop);
+        let run = async {
+            self.check_version().await?;
+            let folder = self.scratch.create_run(&upgrade.cache_key)?;
+            let values = folder.write_values(&upgrade.values)?;
+            let arguments = command::upgrade(upgrade, &values)?;
+            let output = folder.path().join("release.json");
+            let params = RunParams {
+                verb: if upgrade.again { "install" } else { "upgrade" },
+                release: &upgrade.release,
+                timeout: upgrade.timeout,
+                secrets: stderr::secrets(&upgrade.values, &upgrade.secret_paths),
+                terminate_on_soft_stop: true,
+                output: Some(&output),
+            };
+            self.run(Some(slot), &folder, arguments, params, stop)
+                .await?;
+            // Users of the workspace can write to the release Secret. Only this process and Helm can write to
+            // this file.
+            let digest = off_thread::start(move || digest_of_file(&output));
+            let digest = digest.await.map_err(std::io::Error::other).flatten();
+            let log_failure =
+                |error: &std::io::Error| tracing::warn!(%error, "failed to read Helm's output");
+            Ok::<_, HelmError>(digest.inspect_err(log_failure).ok())
+        };
         self.record_run(upgrade.verb(), run).await
-    }
-
-    async fn run_upgrade(
-        &self,
-        slot: Slot,
-        upgrade: &Upgrade,
-        stop: &StopSignal,
-    ) -> Result<Option<String>, HelmError> {
-        self.check_version().await?;
-        let folder = self.scratch.create_run(&upgrade.cache_key)?;
-        let values = folder.write_values(&upgrade.values)?;
-        let arguments = command::upgrade(upgrade, &values)?;
-        let secrets = stderr::secrets(&upgrade.values, &upgrade.secret_paths);
-        let output = folder.path().join("release.json");
-        let outcome = self
-            .run(
-                &upgrade.release,
-                &folder,
-                arguments,
-                (upgrade.timeout, true),
-                Some(&output),
-                stop,
-            )
-            .await;
-        drop(slot);
-        self.check_outcome(
-            if upgrade.again { "install" } else { "upgrade" },
-            &upgrade.release,
-            outcome?,
-            &secrets,
-            upgrade.timeout,
-        )?;
-        // Users of the workspace can write to the release Secret. Only this process and Helm can write to
-        // this file.
-        let digest = off_thread::start(move || digest_of_file(&output));
-        let digest = digest.await.map_err(std::io::Error::other).flatten();
-        let log_failure =
-            |error: &std::io::Error| tracing::warn!(%error, "failed to read Helm's output");
-        Ok(digest.inspect_err(log_failure).ok())
     }
 
     /// Uninstalls a release, including its hooks.
@@ -341,38 +337,22 @@ impl Helm {
         uninstall: &Uninstall,
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
-        let run = self.run_uninstall(slot, uninstall, stop);
+        let run = async {
+            self.check_version().await?;
+            let folder = self.scratch.create_run(&uninstall.cache_key)?;
+            let arguments = command::uninstall(uninstall);
+            let params = RunParams {
+                verb: "uninstall",
+                release: &uninstall.release,
+                timeout: uninstall.timeout,
+                secrets: Vec::new(),
+                // On SIGTERM, `helm uninstall` would exit halfway, so a soft stop waits for its end.
+                terminate_on_soft_stop: false,
+                output: None,
+            };
+            self.run(Some(slot), &folder, arguments, params, stop).await
+        };
         self.record_run("uninstall", run).await
-    }
-
-    async fn run_uninstall(
-        &self,
-        slot: Slot,
-        uninstall: &Uninstall,
-        stop: &StopSignal,
-    ) -> Result<(), HelmError> {
-        self.check_version().await?;
-        let folder = self.scratch.create_run(&uninstall.cache_key)?;
-        let arguments = command::uninstall(uninstall);
-        // On SIGTERM, `helm uninstall` would exit halfway, so a soft stop waits for its end.
-        let outcome = self
-            .run(
-                &uninstall.release,
-                &folder,
-                arguments,
-                (uninstall.timeout, false),
-                None,
-                stop,
-            )
-            .await;
-        drop(slot);
-        self.check_outcome(
-            "uninstall",
-            &uninstall.release,
-            outcome?,
-            &[],
-            uninstall.timeout,
-        )
     }
 
     /// Rolls back to a revision, including its hooks. `Ok` means that Helm exited successfully; the release
@@ -386,27 +366,22 @@ impl Helm {
         rollback: &Rollback,
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
-        let run = self.run_rollback(slot, rollback, stop);
+        let run = async {
+            self.check_version().await?;
+            let folder = self.scratch.create_run(&rollback.cache_key)?;
+            let arguments = command::rollback(rollback);
+            let params = RunParams {
+                verb: "rollback",
+                release: &rollback.release,
+                timeout: rollback.timeout,
+                secrets: stderr::secrets(&rollback.values, &rollback.secret_paths),
+                // On SIGTERM, `helm rollback` would exit halfway, like `helm uninstall`.
+                terminate_on_soft_stop: false,
+                output: None,
+            };
+            self.run(Some(slot), &folder, arguments, params, stop).await
+        };
         self.record_run("rollback", run).await
-    }
-
-    async fn run_rollback(
-        &self,
-        slot: Slot,
-        rollback: &Rollback,
-        stop: &StopSignal,
-    ) -> Result<(), HelmError> {
-        self.check_version().await?;
-        let folder = self.scratch.create_run(&rollback.cache_key)?;
-        let arguments = command::rollback(rollback);
-        let (release, timeout) = (&rollback.release, rollback.timeout);
-        // On SIGTERM, `helm rollback` would exit halfway, like `helm uninstall`.
-        let outcome = self
-            .run(release, &folder, arguments, (timeout, false), None, stop)
-            .await;
-        drop(slot);
-        let secrets = stderr::secrets(&rollback.values, &rollback.secret_paths);
-        self.check_outcome("rollback", release, outcome?, &secrets, timeout)
     }
 
     /// Returns whether Helm can decode a revision whose Secret exists.
@@ -419,64 +394,58 @@ impl Helm {
         get: &GetMetadata,
         stop: &StopSignal,
     ) -> Result<bool, HelmError> {
-        let run = self.run_get_metadata(slot, get, stop);
+        let run = async {
+            self.check_version().await?;
+            let folder = self.scratch.create_run(&get.cache_key)?;
+            let arguments = command::get_metadata(get);
+            let params = RunParams {
+                verb: "get metadata",
+                release: &get.release,
+                timeout: GET_TIMEOUT,
+                secrets: Vec::new(),
+                terminate_on_soft_stop: true,
+                output: None,
+            };
+            let result = self.run(Some(slot), &folder, arguments, params, stop).await;
+            match result {
+                Ok(()) => Ok(true),
+                Err(HelmError::Failed { message, .. }) if message.contains(UNDECODABLE) => {
+                    Ok(false)
+                }
+                Err(error) => Err(error),
+            }
+        };
         self.record_run("get", run).await
     }
 
-    async fn run_get_metadata(
-        &self,
-        slot: Slot,
-        get: &GetMetadata,
-        stop: &StopSignal,
-    ) -> Result<bool, HelmError> {
-        self.check_version().await?;
-        let folder = self.scratch.create_run(&get.cache_key)?;
-        let arguments = command::get_metadata(get);
-        let outcome = self
-            .run(
-                &get.release,
-                &folder,
-                arguments,
-                (GET_TIMEOUT, true),
-                None,
-                stop,
-            )
-            .await;
-        drop(slot);
-        match self.check_outcome("get metadata", &get.release, outcome?, &[], GET_TIMEOUT) {
-            Ok(()) => Ok(true),
-            Err(HelmError::Failed { message, .. }) if message.contains(UNDECODABLE) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
+    /// Runs Helm, and frees the slot once Helm has ended.
     async fn run(
         &self,
-        release: &str,
+        slot: Option<Slot>,
         folder: &scratch::RunFolder,
         arguments: Vec<OsString>,
-        (timeout, terminate_on_soft_stop): (Duration, bool),
-        output: Option<&Path>,
+        params: RunParams<'_>,
         stop: &StopSignal,
-    ) -> Result<RunOutcome, HelmError> {
+    ) -> Result<(), HelmError> {
         let job = HelmJob {
             processes: self.config.processes.as_ref(),
             command: HelmCommand {
                 binary: &self.config.binary,
                 arguments,
                 environment: command::environment(&self.inherited, &self.scratch, Some(folder)),
-                output,
+                output: params.output,
             },
-            deadline: self.deadline(timeout),
+            deadline: self.deadline(params.timeout),
             timeouts: self.timeouts,
-            terminate_on_soft_stop,
+            terminate_on_soft_stop: params.terminate_on_soft_stop,
         };
-        Box::pin(job.run(stop))
-            .await
-            .map_err(|source| HelmError::Spawn {
-                release: release.to_owned(),
-                source,
-            })
+        let outcome = Box::pin(job.run(stop)).await;
+        drop(slot);
+        let outcome = outcome.map_err(|source| HelmError::Spawn {
+            release: params.release.to_owned(),
+            source,
+        })?;
+        self.check_outcome(&params, outcome)
     }
 
     fn deadline(&self, timeout: Duration) -> Duration {
@@ -485,16 +454,9 @@ impl Helm {
             .saturating_add(self.timeouts.beyond_timeout)
     }
 
-    fn check_outcome(
-        &self,
-        verb: &'static str,
-        release: &str,
-        outcome: RunOutcome,
-        secrets: &[String],
-        timeout: Duration,
-    ) -> Result<(), HelmError> {
-        let release = release.to_owned();
-        let parse = |stderr: &[u8]| HelmStderr::parse(stderr, secrets);
+    fn check_outcome(&self, params: &RunParams<'_>, outcome: RunOutcome) -> Result<(), HelmError> {
+        let (verb, release) = (params.verb, params.release.to_owned());
+        let parse = |stderr: &[u8]| HelmStderr::parse(stderr, &params.secrets);
         match outcome {
             RunOutcome::Succeeded => Ok(()),
             RunOutcome::Stopped => Err(HelmError::Stopped),
@@ -505,7 +467,7 @@ impl Helm {
             RunOutcome::TimedOut { stderr } => Err(HelmError::TimedOut {
                 verb,
                 release,
-                after: self.deadline(timeout),
+                after: self.deadline(params.timeout),
                 message: parse(&stderr).text,
             }),
             RunOutcome::Killed { signal, stderr } => Err(HelmError::Killed {

@@ -19,7 +19,7 @@ use krypton_helm::driver::{
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::off_thread;
-use rustix::fs::{FileType, Mode};
+use rustix::fs::Mode;
 use serde_json::json;
 
 #[path = "driver/stage.rs"]
@@ -221,8 +221,7 @@ async fn helm_that_takes_memory_without_end_is_ended() {
     let stage = Stage::new(script).await;
     let (_handle, stop) = StopHandle::new();
     let helm = stage.helm().await;
-    let slot = helm.slot("edge-1", Priority::Low).await;
-    let error = helm.upgrade(slot, &stage.upgrade(), &stop).await;
+    let error = run_upgrade(&helm, &stage.upgrade(), &stop).await;
     let error = error.unwrap_err();
     assert!(matches!(error, HelmError::OutOfMemory { .. }), "{error}");
     let expected = "exceeded 384 MiB of memory";
@@ -349,14 +348,7 @@ async fn a_soft_stop_lets_an_uninstall_end() {
     let script =
         "trap 'echo asked >&3; exit 1' TERM\nexec 3>pipe\necho started >&3\nread go <go\nexit 0";
     let stage = Stage::new(script).await;
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        stage.path("go"),
-        FileType::Fifo,
-        Mode::RUSR | Mode::WUSR,
-        0,
-    )
-    .unwrap();
+    stage.create_pipe("go");
     let timeouts = DriverTimeouts {
         after_stop: TEST_TIMEOUT,
         ..DriverTimeouts::default()
@@ -590,22 +582,17 @@ async fn helm_binary_swap_loss_and_return_are_detected() {
     let (_handle, stop) = StopHandle::new();
     let stage = Stage::new("exit 0").await;
     let helm = stage.helm().await;
-    let run = async || {
-        let slot = helm.slot("edge-1", Priority::Low).await;
-        helm.uninstall(slot, &stage.uninstall(), &stop).await
-    };
+    let run = async || run_uninstall(&helm, &stage.uninstall(), &stop).await;
     run().await.unwrap();
     let moved = stage.path("away");
     std::fs::rename(stage.path("helm"), &moved).unwrap();
     let error = run().await.unwrap_err();
     assert!(matches!(error, HelmError::Missing { .. }), "{error}");
-    std::fs::write(stage.path("other"), "#!/bin/sh\necho v3.21.4\n").unwrap();
-    std::fs::set_permissions(
-        stage.path("other"),
-        std::fs::metadata(&moved).unwrap().permissions(),
-    )
-    .unwrap();
-    std::fs::rename(stage.path("other"), stage.path("helm")).unwrap();
+    let other = stage.path("other");
+    std::fs::write(&other, "#!/bin/sh\necho v3.21.4\n").unwrap();
+    let executable = std::fs::metadata(&moved).unwrap().permissions();
+    std::fs::set_permissions(&other, executable).unwrap();
+    std::fs::rename(&other, stage.path("helm")).unwrap();
     let error = run().await.unwrap_err();
     assert!(matches!(error, HelmError::Version { .. }), "{error}");
     std::fs::rename(&moved, stage.path("helm")).unwrap();

@@ -8,7 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use krypton_types::error_chain::chain;
 
-use super::{Helm, HelmError, StopHandle, command};
+use super::{Helm, HelmError, RunParams, StopHandle, command};
 use crate::chart::SignatureVerifier;
 
 /// Timeout of a verification.
@@ -35,10 +35,15 @@ impl Keyring {
         let (_stop, signal) = StopHandle::new();
         let name = archive.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
-        let outcome = helm
-            .run(&name, &folder, arguments, (TIMEOUT, true), None, &signal)
-            .await?;
-        helm.check_outcome("verify", &name, outcome, &[], TIMEOUT)
+        let params = RunParams {
+            verb: "verify",
+            release: &name,
+            timeout: TIMEOUT,
+            secrets: Vec::new(),
+            terminate_on_soft_stop: true,
+            output: None,
+        };
+        helm.run(None, &folder, arguments, params, &signal).await
     }
 }
 

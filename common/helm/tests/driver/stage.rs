@@ -34,14 +34,7 @@ impl Stage {
         let guard = ONE_AT_A_TIME.lock().await;
         let dir = tempfile::tempdir().unwrap();
         let stage = Self { dir, _guard: guard };
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            stage.path("pipe"),
-            FileType::Fifo,
-            Mode::RUSR | Mode::WUSR,
-            0,
-        )
-        .unwrap();
+        stage.create_pipe("pipe");
         let text = format!(
             "#!/bin/sh\nif [ \"$1\" = version ]; then echo {version}; exit; fi\ncd '{}' || exit 99\n{script}\n",
             stage.dir.path().display()
@@ -50,6 +43,11 @@ impl Stage {
         let executable = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(stage.path("helm"), executable).unwrap();
         stage
+    }
+
+    pub(super) fn create_pipe(&self, name: &str) {
+        let (path, mode) = (self.path(name), Mode::RUSR | Mode::WUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, path, FileType::Fifo, mode, 0).unwrap();
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
