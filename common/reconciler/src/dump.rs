@@ -2,7 +2,7 @@
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
-use krypton_types::conditions::{ClusterState, State, Truth};
+use krypton_types::conditions::{ClusterState, State};
 use serde::Serialize;
 use tokio::sync::oneshot;
 
@@ -132,7 +132,8 @@ impl Reconciler {
             .cloned();
         let reported = state.memory.last_reported(owner, &self.member.name);
         let condition = |select: fn(ClusterState) -> Option<State>| {
-            reported.clone().and_then(select).map(ConditionDump::new)
+            let state = reported.clone().and_then(select);
+            state.as_ref().map(ConditionDump::new)
         };
         let seconds_until = |at: BootTime| at.since(now).as_secs();
         let next_reconcile = state.not_before.max(state.wake).filter(|at| *at > now);
@@ -158,14 +159,10 @@ impl Reconciler {
 }
 
 impl ConditionDump {
-    pub fn new(state: State) -> Self {
+    pub fn new(state: &State) -> Self {
         Self {
-            status: match state.truth {
-                Truth::True => "True",
-                Truth::False => "False",
-                Truth::Unknown => "Unknown",
-            },
-            reason: state.reason,
+            status: state.truth.as_str(),
+            reason: state.reason.clone(),
         }
     }
 }

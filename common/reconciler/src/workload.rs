@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use krypton_helm::releases::revision::Revision;
-use krypton_helm::releases::{ORIGINALS_NAMESPACE, WorkloadKind};
+use krypton_helm::releases::{ORIGINALS_NAMESPACE, Workload};
 use kube::core::Object;
 use serde::Deserialize;
 
@@ -53,12 +53,7 @@ pub struct WorkloadStatus {
 }
 
 /// Key of a workload within one release.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WorkloadKey {
-    pub kind: WorkloadKind,
-    pub namespace: String,
-    pub name: String,
-}
+pub type WorkloadKey = Workload;
 
 /// Readiness of a workload. The objects themselves are not stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,16 +163,11 @@ impl StrayRule {
 /// `expected` contains the release's workloads, if known. A workload that the watch has not shown yet is not ready. A
 /// release without workloads is ready as soon as it is applied.
 pub fn unready(
-    expected: Option<&[krypton_helm::releases::Workload]>,
+    expected: Option<&[Workload]>,
     states: &BTreeMap<WorkloadKey, WorkloadState>,
     stray_rule: StrayRule,
 ) -> Option<String> {
-    let key = |workload: &krypton_helm::releases::Workload| WorkloadKey {
-        kind: workload.kind,
-        namespace: workload.namespace.clone(),
-        name: workload.name.clone(),
-    };
-    let declared: BTreeSet<WorkloadKey> = expected.unwrap_or_default().iter().map(key).collect();
+    let declared: BTreeSet<&WorkloadKey> = expected.unwrap_or_default().iter().collect();
     let runs_in_default = |key: &WorkloadKey| {
         stray_rule == StrayRule::Current
             && states.contains_key(&WorkloadKey {
@@ -185,7 +175,7 @@ pub fn unready(
                 ..key.clone()
             })
     };
-    let missing = declared.iter();
+    let missing = declared.iter().copied();
     let missing = missing.filter(|key| !states.contains_key(key) && !runs_in_default(key));
     let missing = missing.map(|key| (key, "not found"));
     let is_leftover = |key: &WorkloadKey| {
@@ -236,7 +226,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use krypton_helm::releases::Workload;
+    use krypton_helm::releases::WorkloadKind;
+
+    fn deployment_key(namespace: &str, name: &str) -> WorkloadKey {
+        WorkloadKey {
+            kind: WorkloadKind::Deployment,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
+    }
 
     fn deployment_with(
         replicas: i32,
@@ -352,11 +350,7 @@ mod tests {
 
     #[test]
     fn workload_missing_from_watch_is_not_ready() {
-        let expected = [Workload {
-            kind: WorkloadKind::Deployment,
-            namespace: "ns".to_owned(),
-            name: "web".to_owned(),
-        }];
+        let expected = [deployment_key("ns", "web")];
         assert_eq!(
             unready(Some(&expected), &BTreeMap::new(), StrayRule::Counted).unwrap(),
             "Deployment ns/web: not found"
@@ -367,12 +361,8 @@ mod tests {
     #[test]
     fn unready_message_names_few_and_counts_rest() {
         let entry = |ready: bool, name: &str| {
-            let key = WorkloadKey {
-                kind: WorkloadKind::Deployment,
-                namespace: "ns".to_owned(),
-                name: name.to_owned(),
-            };
-            (key, workload_state(ready, "1 of 3 available".to_owned()))
+            let state = workload_state(ready, "1 of 3 available".to_owned());
+            (deployment_key("ns", name), state)
         };
         let mut states: BTreeMap<_, _> =
             [entry(false, "a"), entry(true, "b"), entry(false, "c")].into();
@@ -390,16 +380,8 @@ mod tests {
 
     #[test]
     fn original_workload_in_default_counts_until_own_revision() {
-        let key = |namespace: &str| WorkloadKey {
-            kind: WorkloadKind::Deployment,
-            namespace: namespace.to_owned(),
-            name: "web".to_owned(),
-        };
-        let expected = [Workload {
-            kind: WorkloadKind::Deployment,
-            namespace: "ns".to_owned(),
-            name: "web".to_owned(),
-        }];
+        let key = |namespace: &str| deployment_key(namespace, "web");
+        let expected = [deployment_key("ns", "web")];
         let state = |ready: bool| workload_state(ready, "0 of 1 available".to_owned());
         let in_default = |ready: bool| BTreeMap::from([(key("default"), state(ready))]);
         let both = |ready: bool| {
@@ -414,10 +396,7 @@ mod tests {
         assert!(unready_with(StrayRule::Leftover, both(false)).is_some());
         assert_eq!(unready_with(StrayRule::Leftover, both(true)), None);
         // A workload that the manifest places in `default` belongs to the release.
-        let placed = [Workload {
-            namespace: "default".to_owned(),
-            ..expected[0].clone()
-        }];
+        let placed = [key("default")];
         assert!(unready(Some(&placed), &in_default(false), StrayRule::Leftover).is_some());
     }
 }

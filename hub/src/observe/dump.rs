@@ -15,10 +15,10 @@ use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::Helm;
 use krypton_helm::dump::{CachedChartDump, ChartDump, HelmDump};
 use krypton_reconciler::metrics::WorkMetrics;
+use krypton_reconciler::run_loop::ConditionDump;
 use krypton_runtime::admin::json;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
-use krypton_types::conditions::{State, Truth};
 use krypton_types::root_digest::RootDigest;
 use krypton_types::validity::Validity;
 use serde::Serialize;
@@ -99,12 +99,6 @@ struct MemberDump {
     /// The hub's state for the member apart from its reports; `None` before the home cluster has shown its
     /// EdgeCluster.
     snapshot: Option<SnapshotDump>,
-}
-
-#[derive(Debug, Serialize)]
-struct ConditionDump {
-    status: &'static str,
-    reason: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -295,19 +289,6 @@ impl MemberDump {
                 error: counts.error,
             },
             snapshot: snapshot.map(|snapshot| SnapshotDump::new(snapshot, now)),
-        }
-    }
-}
-
-impl ConditionDump {
-    pub(crate) fn new(state: &State) -> Self {
-        Self {
-            status: match state.truth {
-                Truth::True => "True",
-                Truth::False => "False",
-                Truth::Unknown => "Unknown",
-            },
-            reason: state.reason.clone(),
         }
     }
 }

@@ -6,6 +6,7 @@ use krypton_crds::edge_cluster::Mode;
 use krypton_helm::chart::{CacheState, ChartFault, ChartRef};
 use krypton_helm::driver::Load;
 use krypton_helm::slots::priority::Priority;
+use krypton_types::conditions::{State, Truth};
 use krypton_types::desired::{ChartState, DesiredState, Version};
 use serde_json::{Value, json};
 use tokio::sync::watch;
