@@ -79,15 +79,18 @@ impl ActionRunner {
         self.check_permit()?;
         self.remove_leftovers(job, (&older, &kept), source, false)
             .await?;
-        self.mark_swept(job, &older, labels).await?;
+        self.label_revision(job, &older, labels, "marking a revision as handled")
+            .await?;
         self.relist(job, result).await
     }
 
-    async fn mark_swept(
+    /// Sets these labels on the Secret of a revision.
+    pub(super) async fn label_revision(
         &self,
         job: &Job,
         secret: &Secret,
         labels: Value,
+        attempt: &'static str,
     ) -> Result<(), ActionError> {
         self.check_permit()?;
         let patch = Patch::Merge(json!({ "metadata": {
@@ -99,7 +102,7 @@ impl ActionRunner {
         let client = self.member.helm_client.clone();
         let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
         let marking = api.patch_metadata(&name, &params, &patch);
-        call("marking a revision as handled", marking).await?;
+        call(attempt, marking).await?;
         Ok(())
     }
 

@@ -1,16 +1,12 @@
 //! Rolls back to the last good revision after Krypton gave up an upgrade.
 
-use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::driver::{HelmError, Rollback};
 use krypton_helm::releases::labels::ROLLBACK_LABEL;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
-use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
-use kube::ResourceExt;
-use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
 use super::stored_revisions::ForeignRevisions;
@@ -20,26 +16,6 @@ use crate::helm_queue::HelmReservation;
 use crate::plan::revisions;
 
 impl ActionRunner {
-    /// Marks the current revision before the rollback, so Krypton recognizes the lock if the rollback dies.
-    async fn mark_rollback(
-        &self,
-        job: &Job,
-        current: &Secret,
-        rollback_revision: u32,
-    ) -> Result<(), ActionError> {
-        self.check_permit()?;
-        let patch = Patch::Merge(json!({ "metadata": {
-            "resourceVersion": current.metadata.resource_version,
-            "labels": { ROLLBACK_LABEL: rollback_revision.to_string() },
-        }}));
-        let (name, params) = (current.name_any(), PatchParams::default());
-        let client = self.member.helm_client.clone();
-        let api: Api<Secret> = Api::namespaced(client, &job.release.namespace);
-        let marking = api.patch_metadata(&name, &params, &patch);
-        call("signing a rollback", marking).await?;
-        Ok(())
-    }
-
     pub(super) async fn roll_back(
         &self,
         job: &Job,
@@ -54,7 +30,9 @@ impl ActionRunner {
         let Some(current) = self.revision_secret(&job.release, newest.revision).await? else {
             return self.relist_without(job, newest.revision, result).await;
         };
-        self.mark_rollback(job, &current, newest.revision + 1)
+        // Krypton then recognizes the lock if the rollback dies.
+        let labels = json!({ ROLLBACK_LABEL: (newest.revision + 1).to_string() });
+        self.label_revision(job, &current, labels, "signing a rollback")
             .await?;
         self.report(job, result).await?;
         let needed = [newest.revision, to];
