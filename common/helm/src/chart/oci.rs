@@ -249,11 +249,7 @@ impl<'a> RegistryClient<'a> {
                 _,
             ) => (realm, service, scope),
         };
-        let response_error = |problem| ChartError::InvalidResponse {
-            chart: Arc::clone(self.client.chart),
-            attempt: REQUESTING_TOKEN,
-            problem,
-        };
+        let response_error = |problem| self.invalid_response(REQUESTING_TOKEN, problem);
         let mut url = realm_url(&realm)
             .ok_or_else(|| response_error("the registry names no address for it"))?;
         if url.scheme() == "http" && !self.client.is_private(&url) {
@@ -348,14 +344,22 @@ impl<'a> RegistryClient<'a> {
             }
             Err(error) => return Err(error),
         };
-        let newest = version::pick(&VersionSelector::Newest, &offered, String::as_str);
-        Err(self.version_not_found(newest.cloned()))
+        Err(self.version_not_found(&offered))
     }
 
-    fn version_not_found(&self, newest: Option<String>) -> ChartError {
+    fn version_not_found(&self, offered: &[String]) -> ChartError {
+        let newest = version::pick(&VersionSelector::Newest, offered, String::as_str);
         ChartError::VersionNotFound {
             chart: Arc::clone(self.client.chart),
-            newest,
+            newest: newest.cloned(),
+        }
+    }
+
+    fn invalid_response(&self, attempt: &'static str, problem: &'static str) -> ChartError {
+        ChartError::InvalidResponse {
+            chart: Arc::clone(self.client.chart),
+            attempt,
+            problem,
         }
     }
 
@@ -387,13 +391,8 @@ impl<'a> RegistryClient<'a> {
     /// Returns the version that `selector` currently resolves to.
     async fn resolve(&mut self, selector: &VersionSelector) -> Result<String, ChartError> {
         let offered = self.versions().await?;
-        match version::pick(selector, &offered, String::as_str) {
-            Some(version) => Ok(version.clone()),
-            None => {
-                let newest = version::pick(&VersionSelector::Newest, &offered, String::as_str);
-                Err(self.version_not_found(newest.cloned()))
-            }
-        }
+        let version = version::pick(selector, &offered, String::as_str).cloned();
+        version.ok_or_else(|| self.version_not_found(&offered))
     }
 
     /// Returns all tags that are versions, page by page.
@@ -420,12 +419,9 @@ impl<'a> RegistryClient<'a> {
                 .client
                 .body(response, LISTING_TAGS, "the list of tags", TAGS_LIMIT)
                 .await?;
-            let page = versions_in(&body).ok_or_else(|| ChartError::InvalidResponse {
-                chart: Arc::clone(self.client.chart),
-                attempt: LISTING_TAGS,
-                problem: "the answer is not a list of tags",
-            })?;
-            versions.extend(page);
+            let not_a_list =
+                || self.invalid_response(LISTING_TAGS, "the answer is not a list of tags");
+            versions.extend(versions_in(&body).ok_or_else(not_a_list)?);
             // At most 25 MB, if every tag has the maximum length.
             if versions.len() > PAGE_SIZE * MAX_PAGES {
                 break;
@@ -440,11 +436,7 @@ impl<'a> RegistryClient<'a> {
                 authorization: None,
             };
         }
-        Err(ChartError::InvalidResponse {
-            chart: Arc::clone(self.client.chart),
-            attempt: LISTING_TAGS,
-            problem: "the list of tags does not end",
-        })
+        Err(self.invalid_response(LISTING_TAGS, "the list of tags does not end"))
     }
 }
 

@@ -34,44 +34,34 @@ impl Origin {
     ) -> Result<(String, archive::ChartMetadata), ChartError> {
         let sha256 = sha256_hex(bytes);
         if let Some(expected) = unmet_digest(chart, requested, self, &sha256) {
-            let (expected, actual) = (expected.escape_debug().to_string(), sha256);
             return Err(ChartError::Digest {
                 chart: Arc::clone(chart),
-                expected,
-                actual,
+                expected: expected.escape_debug().to_string(),
+                actual: sha256,
             });
         }
         let metadata = inspect(chart, bytes)?;
-        let name_and_version = || format!("{} {}", metadata.name, metadata.version);
-        let is_other_version = match &requested.selector {
-            VersionSelector::Exact(version) => !version::same(&metadata.version, version),
-            VersionSelector::Newest | VersionSelector::Range(_) => false,
+        let is_other_chart = match self {
+            Origin::Listed(listed) => {
+                metadata.name != listed.name || !version::same(&metadata.version, &listed.version)
+            }
+            Origin::Fallback => has_other_name(chart, &metadata.name),
+            Origin::File => false,
         };
-        match self {
-            Origin::Listed(listed)
-                if metadata.name != listed.name
-                    || !version::same(&metadata.version, &listed.version) =>
-            {
-                let actual = name_and_version();
-                return Err(ChartError::DifferentChart {
-                    chart: Arc::clone(chart),
-                    actual,
-                });
-            }
-            Origin::Fallback if has_other_name(chart, &metadata.name) => {
-                let actual = name_and_version();
-                return Err(ChartError::DifferentChart {
-                    chart: Arc::clone(chart),
-                    actual,
-                });
-            }
-            Origin::File | Origin::Fallback if is_other_version => {
-                return Err(ChartError::VersionNotFound {
-                    chart: Arc::clone(chart),
-                    newest: Some(metadata.version),
-                });
-            }
-            _ => {}
+        if is_other_chart {
+            return Err(ChartError::DifferentChart {
+                chart: Arc::clone(chart),
+                actual: format!("{} {}", metadata.name, metadata.version),
+            });
+        }
+        if let VersionSelector::Exact(version) = &requested.selector
+            && !matches!(self, Origin::Listed(_))
+            && !version::same(&metadata.version, version)
+        {
+            return Err(ChartError::VersionNotFound {
+                chart: Arc::clone(chart),
+                newest: Some(metadata.version),
+            });
         }
         Ok((sha256, metadata))
     }
