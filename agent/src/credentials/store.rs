@@ -213,16 +213,7 @@ impl Store {
             }
             other => other,
         };
-        match created {
-            Ok(secret) => Ok(StoredIdentity {
-                identity,
-                secret: ZeroizedSecret::new(secret),
-            }),
-            Err(error) if error.code() == Some(409) => {
-                self.read().await?.ok_or_else(|| error.into())
-            }
-            Err(error) => Err(error.into()),
-        }
+        self.written_or_stored(identity, created).await
     }
 
     /// Returns the stored identity, if any.
@@ -244,12 +235,21 @@ impl Store {
         ));
         let (api, params) = (self.secrets(), PostParams::default());
         let request = api.replace(SECRET, &params, next.as_secret());
-        match call(self.attempt("writing"), request).await {
+        let replaced = call(self.attempt("writing"), request).await;
+        self.written_or_stored(identity, replaced).await
+    }
+
+    /// After a lost conflict, returns the stored identity.
+    async fn written_or_stored(
+        &self,
+        identity: Identity,
+        written: Result<Secret, ApiError>,
+    ) -> Result<StoredIdentity, IdentityError> {
+        match written {
             Ok(secret) => Ok(StoredIdentity {
                 identity,
                 secret: ZeroizedSecret::new(secret),
             }),
-            // After a lost conflict, use the stored identity instead of creating another one.
             Err(error) if error.code() == Some(409) => {
                 self.read().await?.ok_or_else(|| error.into())
             }

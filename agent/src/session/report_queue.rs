@@ -1,5 +1,7 @@
 //! Selects the next message to the hub and maintains the digest of the sent reports. Performs no I/O.
 
+use std::collections::BTreeMap;
+
 use krypton_proto::REPORTS_PER_MESSAGE;
 use krypton_proto::v1::{
     Applied, Deployment, Heartbeat, Placed, Report, Tenant, TrustedRoots, agent_message,
@@ -9,6 +11,7 @@ use krypton_types::deployment::DeploymentKey;
 use krypton_types::desired::Version;
 use krypton_types::report_digest::{ReportDigest, combine};
 use krypton_types::tenant::TenantKey;
+use serde::Serialize;
 
 /// One slot for each kind of message. A newer message replaces an unsent one.
 #[derive(Debug)]
@@ -147,38 +150,29 @@ impl ReportQueue {
         changes: krypton_reconciler::report_store::Changes,
         complete: Option<u64>,
     ) -> Report {
-        let tenants = changes
-            .tenants
-            .iter()
-            .map(|(key, report)| {
-                self.tenant_digest.set(key, report.as_ref());
-                Tenant::new(key, report.as_ref())
-            })
-            .collect();
-        let deployments = changes
-            .deployments
-            .iter()
-            .map(|(key, report)| {
-                self.deployment_digest.set(key, report.as_ref());
-                Deployment::new(key, report.as_ref())
-            })
-            .collect();
-        let placed = changes
-            .placed
-            .iter()
-            .map(|(key, report)| {
-                self.placed_digest.set(key, report.as_ref());
-                Placed::new(key, report.as_ref())
-            })
-            .collect();
+        let deployment_digest = &mut self.deployment_digest;
         Report {
-            tenants,
-            deployments,
-            placed,
+            tenants: messages(&changes.tenants, &mut self.tenant_digest, Tenant::new),
+            deployments: messages(&changes.deployments, deployment_digest, Deployment::new),
+            placed: messages(&changes.placed, &mut self.placed_digest, Placed::new),
             member: changes.member.as_ref().map(Into::into),
             complete,
         }
     }
+}
+
+/// Returns the messages of the changed reports, and adds the reports to the digest.
+fn messages<K: Ord + Clone + Serialize, R: Serialize, M>(
+    changes: &BTreeMap<K, Option<R>>,
+    digest: &mut ReportDigest<K>,
+    new_message: impl Fn(&K, Option<&R>) -> M,
+) -> Vec<M> {
+    let mut messages = Vec::with_capacity(changes.len());
+    for (key, report) in changes {
+        digest.set(key, report.as_ref());
+        messages.push(new_message(key, report.as_ref()));
+    }
+    messages
 }
 
 impl FullReport {
@@ -192,8 +186,6 @@ impl FullReport {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use krypton_types::conditions::{State, Truth};
     use krypton_types::deployment::DeploymentReport;
     use krypton_types::placed_tenant::PlacedReport;
