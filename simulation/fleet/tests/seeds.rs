@@ -1,6 +1,7 @@
 //! A seed determines its run.
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Mutex;
 
 use krypton_sim::batch::run_all;
@@ -113,4 +114,26 @@ fn fleet_survives_strike_at_each_request() {
     let some: Vec<Plan> = faulty.step_by(PLAN_STEP).collect();
     assert!(some.len() > 20, "{}", some.len());
     assert_all_pass(&some);
+}
+
+#[test]
+fn each_defect_patch_applies() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = std::fs::read_dir(folder.join("defects")).expect("defects is a folder");
+    let files = files.map(|file| file.expect("the folder is readable").path());
+    let patches: Vec<_> = files
+        .filter(|file| {
+            file.extension()
+                .is_some_and(|extension| extension == "patch")
+        })
+        .collect();
+    assert!(patches.len() > 80, "{patches:?}");
+    for patch in patches {
+        let mut git = Command::new("git");
+        git.args(["apply", "--check"]).arg(&patch);
+        let output = git.current_dir(folder.join("../..")).output();
+        let output = output.expect("git is installed");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {error}", patch.display());
+    }
 }
