@@ -30,7 +30,7 @@ use tonic::{Status, Streaming};
 use tracing::Instrument as _;
 
 pub use self::admission::admit;
-use self::admission::{check_admission, check_cluster, expired, untrusted_root};
+use self::admission::{check_admission, check_cluster, clock_problem, expired, untrusted_root};
 use crate::ca::{AgentCertificate, Authority};
 use crate::home_events::{HomeEvents, MemberEvent};
 use crate::leader::Leader;
@@ -46,8 +46,6 @@ use crate::observe::metrics::{MessageLabels, SessionMetrics};
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// Interval of an agent's heartbeats.
 pub const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Clock difference, in seconds, above which the hub logs a warning.
-const MAX_CLOCK_SKEW: i64 = 60;
 /// Messages in flight to one agent: the latest desired state and a request.
 const OUTGOING: usize = 2;
 /// Longest text in a Hello, in bytes.
@@ -141,10 +139,13 @@ impl Sessions {
             });
         })?;
         let wall = clock::wall();
-        let clock_skew = wall.as_second().saturating_sub(hello.now);
-        if clock_skew.abs() > MAX_CLOCK_SKEW {
-            tracing::warn!(member = %name, seconds = clock_skew,
-                "the agent's clock differs from the hub's; correct it");
+        if let Some(message) = clock_problem(hello.now.saturating_sub(wall.as_second())) {
+            self.events.warn(MemberEvent {
+                member: name.clone(),
+                uid: member.uid.clone(),
+                reason: "ClockDiffers",
+                message,
+            });
         }
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
         let welcome = v1::Welcome {

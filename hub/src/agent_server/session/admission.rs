@@ -18,6 +18,8 @@ use crate::members::{MemberRegistry, NotFound};
 /// The EdgeCluster of a certificate up to this age may be unknown to this hub, because its watch lags or
 /// restarts.
 const NEW_CERTIFICATE_AGE: SignedDuration = SignedDuration::from_secs(60);
+/// Difference of clocks, in seconds, above which the hub records an event.
+const MAX_CLOCK_DIFFERENCE: u64 = 60;
 
 /// Returns the member of a certificate if the hub admits it now. The connection may be older than the current
 /// admission.
@@ -139,6 +141,21 @@ pub(super) fn check_cluster(
     }
 }
 
+/// Returns the problem of an agent whose clock is ahead of the hub's by this many seconds, if any. The message has no
+/// number, so the events of later sessions are counted as one.
+pub(super) fn clock_problem(seconds_ahead: i64) -> Option<String> {
+    let direction = match seconds_ahead {
+        ..0 => "behind",
+        _ => "ahead of",
+    };
+    (seconds_ahead.unsigned_abs() > MAX_CLOCK_DIFFERENCE).then(|| {
+        format!(
+            "the agent's clock is more than {MAX_CLOCK_DIFFERENCE} s {direction} the hub's; synchronize both, \
+             as the validity of certificates depends on them"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
@@ -166,6 +183,23 @@ mod tests {
             serial: "01".to_owned(),
             key: key.to_owned(),
             der: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn only_large_difference_of_clocks_is_reported() {
+        for (seconds_ahead, expected) in [
+            (0, None),
+            (60, None),
+            (-60, None),
+            (61, Some("s ahead of the hub's")),
+            (-61, Some("s behind the hub's")),
+            (i64::MIN, Some("s behind the hub's")),
+        ] {
+            let problem = clock_problem(seconds_ahead);
+            assert_eq!(problem.is_some(), expected.is_some(), "{seconds_ahead}");
+            let (problem, expected) = (problem.unwrap_or_default(), expected.unwrap_or_default());
+            assert!(problem.contains(expected), "{problem}");
         }
     }
 
