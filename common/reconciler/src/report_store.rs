@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use krypton_crds::tenant::{ClusterStatus, HistoryEntry, TenantStatus};
+use krypton_crds::tenant::{ClusterStatus, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, Phase};
 use krypton_types::deployment::{
     DeploymentKey, DeploymentReport, DesiredDeployment, RECORDED_EVENTS, ReportedEvent,
@@ -16,7 +16,7 @@ use krypton_types::labels::Labels;
 use krypton_types::member::MemberReport;
 use krypton_types::names;
 use krypton_types::placed_tenant::PlacedReport;
-use krypton_types::tenant::{TenantKey, TenantReport, UpcomingStep};
+use krypton_types::tenant::{TenantHistory, TenantKey, TenantReport, UpcomingStep};
 use kube::ResourceExt as _;
 use tokio::sync::Notify;
 
@@ -59,7 +59,7 @@ impl Changes {
 pub(crate) type ReportDetails = (
     Option<UpcomingStep>,
     Option<String>,
-    Option<Arc<[HistoryEntry]>>,
+    Option<Arc<TenantHistory>>,
 );
 
 /// A batch of changes.
@@ -188,12 +188,32 @@ impl ReportStore {
             return;
         };
         let labels = Labels::new(tenant.labels());
-        let mut reports = self.lock();
-        let report = reports.tenants.get_mut(key);
-        let Some(report) = report.filter(|report| report.labels != labels) else {
+        self.update_tenant(key, |report| {
+            let is_changed = report.labels != labels;
+            report.labels = labels;
+            is_changed
+        });
+    }
+
+    /// Updates the history in the Tenant's report, if it has one. The history changes without the state if another hub
+    /// has run Helm.
+    pub(crate) fn update_history(&self, key: &OwnerKey, history: Option<Arc<TenantHistory>>) {
+        let OwnerKey::Tenant(key) = key else {
             return;
         };
-        report.labels = labels;
+        self.update_tenant(key, |report| {
+            let is_changed = report.history != history;
+            report.history = history;
+            is_changed
+        });
+    }
+
+    /// Changes the Tenant's report, if it has one. `update` returns whether it has changed the report.
+    fn update_tenant(&self, key: &TenantKey, update: impl FnOnce(&mut TenantReport) -> bool) {
+        let mut reports = self.lock();
+        if !reports.tenants.get_mut(key).is_some_and(update) {
+            return;
+        }
         reports.changed.insert(ReportKey::Tenant(key.clone()));
         drop(reports);
         self.changed.notify_one();
@@ -377,7 +397,7 @@ fn recorded_chart(status: &TenantStatus) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use krypton_crds::tenant::{Tenant, TenantSpec};
+    use krypton_crds::tenant::{HistoryEntry, Tenant, TenantSpec};
     use krypton_types::conditions::{State, Truth};
 
     use super::*;
@@ -476,19 +496,32 @@ mod tests {
         let mut tenant = Tenant::new("a", TenantSpec::default());
         tenant.metadata.namespace = Some("default".to_owned());
         let owner = ReleaseOwner::Tenant(Arc::new(tenant));
-        let changed_to = |revision: u32| {
+        let owner_key = OwnerKey::Tenant(key("a"));
+        let history = |revision: u32| {
             let entry = HistoryEntry {
                 revision,
                 ..HistoryEntry::default()
             };
-            let details = (None, None, Some(Arc::from([entry])));
-            report_store.set_owner(&owner, report(1).state, "", details, false);
-            let report = report_store.take(None, 1).changes.tenants.remove(&key("a"));
-            report.map(|report| report.unwrap().history.unwrap()[0].revision)
+            Some(Arc::new(TenantHistory {
+                uid: "u".to_owned(),
+                entries: vec![entry],
+            }))
         };
-        assert_eq!(changed_to(1), Some(1));
-        assert_eq!(changed_to(1), None);
-        assert_eq!(changed_to(2), Some(2));
+        let reported = || {
+            let report = report_store.take(None, 1).changes.tenants.remove(&key("a"));
+            report.map(|report| report.unwrap().history.unwrap().entries[0].revision)
+        };
+        report_store.update_history(&owner_key, history(1));
+        assert_eq!(report_store.unsent_count(), 0, "there is no report");
+        for (revision, expected) in [(1, Some(1)), (1, None), (2, Some(2))] {
+            let details = (None, None, history(revision));
+            report_store.set_owner(&owner, report(1).state, "", details, false);
+            assert_eq!(reported(), expected, "{revision}");
+        }
+        for (revision, expected) in [(2, None), (3, Some(3))] {
+            report_store.update_history(&owner_key, history(revision));
+            assert_eq!(reported(), expected, "{revision}");
+        }
     }
 
     #[tokio::test]

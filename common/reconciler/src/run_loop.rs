@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use krypton_crds::tenant::HistoryEntry;
 use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::{Helm, StopHandle};
 use krypton_helm::releases::Release;
@@ -29,6 +28,7 @@ use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::desired::{DesiredState, Version};
+use krypton_types::tenant::TenantHistory;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -72,8 +72,16 @@ pub enum StatusMode {
 
 impl StatusMode {
     /// Returns the history for the report, if the caller writes it.
-    pub(crate) fn reported_history(self, plan: &Plan) -> Option<Arc<[HistoryEntry]>> {
-        (self == Self::Report).then(|| Arc::from(plan.history.as_slice()))
+    pub(crate) fn reported_history(
+        self,
+        owner: &ReleaseOwner,
+        plan: &Plan,
+    ) -> Option<Arc<TenantHistory>> {
+        let history = || TenantHistory {
+            uid: owner.uid().to_owned(),
+            entries: plan.history.clone(),
+        };
+        (self == Self::Report).then(|| Arc::new(history()))
     }
 }
 

@@ -88,7 +88,15 @@ pub struct TenantReport {
     /// `status.history`. Set only by the reconciler of the home cluster, because it would take too much memory for the
     /// Tenants of all members. No digest contains it.
     #[serde(skip)]
-    pub history: Option<Arc<[HistoryEntry]>>,
+    pub history: Option<Arc<TenantHistory>>,
+}
+
+/// The `status.history` of one Tenant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TenantHistory {
+    /// UID of the Tenant. One that was deleted and created again has another history.
+    pub uid: String,
+    pub entries: Vec<HistoryEntry>,
 }
 
 /// The next step that a member takes for a Tenant automatically, unless something changes before.

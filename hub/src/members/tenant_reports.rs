@@ -28,8 +28,8 @@ pub(crate) const START_GRACE: Duration = Duration::from_secs(45);
 /// Limit for the Tenants of one member: ten times the intended size of a cluster.
 pub const TENANTS_MAX: usize = 10_000;
 
-/// Limit for the texts of one member's reports, in bytes: twice the most that 1,000 Tenants need. Beyond it, a
-/// report keeps its reasons and loses its messages, labels and history.
+/// Limit for the texts of one member's reports, in bytes: the most that 1,000 Tenants need. Beyond it, a report keeps
+/// its reasons and loses its messages, labels and history.
 pub(crate) const TEXTS_MAX: usize = 16 * 1024 * 1024;
 /// Longest reason of a report without messages, in bytes.
 pub(crate) const REASON_MAX: usize = 128;
@@ -193,7 +193,7 @@ fn states(state: &ClusterState) -> impl Iterator<Item = &State> {
 fn text_size(report: &TenantReport) -> usize {
     let sizes = states(&report.state).map(|state| state.reason.len() + state.message.len());
     let handled = report.handled_request.as_ref().map_or(0, String::len);
-    let history = report.history.iter().flat_map(|entries| entries.iter());
+    let history = report.history.iter().flat_map(|history| &history.entries);
     let history = history.flat_map(|entry| [&entry.chart, &entry.chart_version, &entry.by]);
     let sizes = sizes.chain(history.flatten().map(String::len));
     report.applied_chart.len() + handled + report.labels.size() + sizes.sum::<usize>()

@@ -198,7 +198,7 @@ pub(super) fn decide(
         status.last_applied_chart = Some(chart.to_owned());
     }
     match counts_home {
-        true => set_history(&mut status, report(names::SELF_CLUSTER)),
+        true => set_history(&mut status, tenant, report(names::SELF_CLUSTER)),
         false => status.history.clear(),
     }
     Decision {
@@ -218,9 +218,11 @@ fn handled_request(tenant: &Tenant, report: Option<&TenantReport>) -> Option<Str
 }
 
 /// Sets the history that the reconciler of the home cluster reports. Before its first report, the recorded one stays.
-fn set_history(status: &mut TenantStatus, report: Option<&TenantReport>) {
-    if let Some(history) = report.and_then(|report| report.history.as_ref()) {
-        status.history = history.to_vec();
+fn set_history(status: &mut TenantStatus, tenant: &Tenant, report: Option<&TenantReport>) {
+    let history = report.and_then(|report| report.history.as_ref());
+    let history = history.filter(|history| Some(&history.uid) == tenant.metadata.uid.as_ref());
+    if let Some(history) = history {
+        status.history.clone_from(&history.entries);
     }
 }
 

@@ -10,7 +10,7 @@ use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
 use krypton_types::labels::Labels;
 use krypton_types::names;
-use krypton_types::tenant::{TenantKey, TenantReport};
+use krypton_types::tenant::{TenantHistory, TenantKey, TenantReport};
 
 use super::*;
 use crate::members::tenant_reports::{
@@ -557,7 +557,12 @@ fn history_at_home_is_that_of_self_cluster() {
         }]
     };
     let with_history = |history: Option<Vec<HistoryEntry>>| TenantReport {
-        history: history.map(Arc::from),
+        history: history.map(|entries| {
+            Arc::new(TenantHistory {
+                uid: "u".to_owned(),
+                entries,
+            })
+        }),
         ..report(Truth::True, reason::INSTALLED)
     };
     let recorded = |mut tenant: Tenant| {
@@ -568,7 +573,7 @@ fn history_at_home_is_that_of_self_cluster() {
         tenant
     };
     let named = naming("n", Some("edge-1"));
-    for (case, acme, self_cluster, reported, expected) in [
+    for (case, mut acme, self_cluster, reported, expected) in [
         ("new", tenant(), true, Some(entries(2)), entries(2)),
         (
             "changed",
@@ -586,6 +591,13 @@ fn history_at_home_is_that_of_self_cluster() {
         ),
         ("none reported", recorded(tenant()), true, None, entries(1)),
         (
+            "created again",
+            recorded(tenant()),
+            true,
+            Some(entries(2)),
+            entries(1),
+        ),
+        (
             "no member",
             recorded(tenant()),
             false,
@@ -600,6 +612,8 @@ fn history_at_home_is_that_of_self_cluster() {
             Vec::new(),
         ),
     ] {
+        let uid = if case == "created again" { "v" } else { "u" };
+        acme.metadata.uid = Some(uid.to_owned());
         let views = complete_views(&[
             (names::SELF_CLUSTER, Some(with_history(reported))),
             ("edge-1", Some(with_history(Some(entries(3))))),
