@@ -286,8 +286,14 @@ fn proxy(cluster: &Cluster) -> Result<Option<http::Uri>, ConfigError> {
 
 fn parse_proxy(url: &str) -> Option<http::Uri> {
     let url: http::Uri = url.parse().ok()?;
-    let is_supported = matches!(url.scheme_str(), Some("http" | "socks5")) && url.host().is_some();
-    is_supported.then_some(url)
+    let has_login = url.authority()?.as_str().contains('@');
+    let is_supported = match url.scheme_str() {
+        Some("http") => true,
+        // kube sends no credentials to such a proxy.
+        Some("socks5") => !has_login,
+        _ => false,
+    };
+    (is_supported && url.host().is_some()).then_some(url)
 }
 
 /// Returns the proxy that kubectl uses for the API server at this URL, from HTTPS_PROXY and NO_PROXY. A proxy of the
@@ -421,6 +427,12 @@ mod tests {
                 "https://me:hunter2@p:1",
                 "error",
             ),
+            (
+                "https://a.org",
+                "HTTPS_PROXY",
+                "socks5://me:hunter2@p:1",
+                "error",
+            ),
             ("https://a.org", "HTTPS_PROXY", "http://", "error"),
             ("https://a.org", "HTTPS_PROXY", "", ""),
             ("https://a.org", "ALL_PROXY", "http://p:1", ""),
@@ -444,6 +456,18 @@ mod tests {
                 }
             };
             assert_eq!(proxy, expected, "{server} {name}={value}");
+        }
+        let env = |variable: &str| match variable {
+            "NO_PROXY" => Some("a, *".to_owned()),
+            _ => Some("http://p:1".to_owned()),
+        };
+        for server in [
+            "https://a.org",
+            "https://10.1.2.3",
+            "https://[fd00::1]:6443",
+        ] {
+            let proxy = environment_proxy(&server.parse().unwrap(), &env);
+            assert_eq!(proxy.unwrap(), None, "{server}");
         }
     }
 

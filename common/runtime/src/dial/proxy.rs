@@ -62,9 +62,14 @@ fn variable(env: &dyn Fn(&str) -> Option<String>, name: &str) -> String {
     value.unwrap_or_default()
 }
 
-/// Returns NO_PROXY. Go's programs also accept `*.DOMAIN` there.
+/// Returns NO_PROXY. Go's programs also accept `*.DOMAIN` there, and `*` for all addresses, which the matcher applies to
+/// names only.
 fn exempt_hosts(env: &dyn Fn(&str) -> Option<String>) -> String {
-    variable(env, "NO_PROXY").replace("*.", ".")
+    let hosts = variable(env, "NO_PROXY");
+    match hosts.split(',').any(|host| host.trim() == "*") {
+        true => "*,0.0.0.0/0,::/0".to_owned(),
+        false => hosts.replace("*.", "."),
+    }
 }
 
 /// Returns the value of HTTPS_PROXY if kubectl uses it for the API server at this URL. For loopback addresses, kubectl
