@@ -26,16 +26,24 @@ pub(super) async fn ahead(cluster: &Connection, clock: LocalClock) -> Option<Sig
 }
 
 /// Returns how far the clock of the API server was ahead of the leading hub's at the last renewal of its Lease, which
-/// both record. `None` if the API server has not recorded it.
+/// both record. `None` if no hub holds the Lease, or the API server has not recorded the renewal.
 pub(super) fn ahead_of_leader(lease: &Lease) -> Option<SignedDuration> {
-    let renewed = lease.spec.as_ref()?.renew_time.as_ref()?.0;
+    let spec = lease.spec.as_ref()?;
+    let is_held = spec
+        .holder_identity
+        .as_ref()
+        .is_some_and(|holder| !holder.is_empty());
+    let renewed = spec.renew_time.as_ref().filter(|_| is_held)?.0;
+    // A renewal may take a fifth of the Lease's duration.
+    let duration = spec.lease_duration_seconds.unwrap_or_default();
+    let longest = SignedDuration::from_secs(i64::from(duration) / 5 + 1);
     let entries = lease.metadata.managed_fields.iter().flatten();
     let renewals = entries.filter(|entry| {
         let fields = entry.fields_v1.as_ref();
         fields.is_some_and(|fields| fields.0.pointer("/f:spec/f:renewTime").is_some())
     });
     let stored = renewals.filter_map(|entry| entry.time.as_ref()).max()?.0;
-    Some(difference(stored, renewed, renewed))
+    Some(difference(stored, renewed, renewed + longest))
 }
 
 /// Returns the smallest difference that explains the `date`, which has whole seconds, of a response.

@@ -217,7 +217,7 @@ fn clock_of_leader_is_compared_by_its_lease() {
         ),
         (
             "2026-01-02T03:04:15Z",
-            "! the clock of the API server is 9 s ahead of that of the leading hub\n",
+            "! the clock of the API server is 7 s ahead of that of the leading hub\n",
         ),
         (
             "2026-01-02T03:03:05Z",
