@@ -1,7 +1,7 @@
 #!/bin/sh
 # Plants the defects in simulation/fleet/defects one after the other, and prints the first seed that finds each and the
 # guarantee that it violates. Usage: hack/sim-defects.sh [PATCH...]; tries the scenarios, then SHORT short plans (120), then
-# LONG long ones (60).
+# LONG long ones (60), then the walks.
 set -eu
 cd "$(dirname "$0")/.."
 [ -n "$(git status --porcelain -uno)" ] && { echo "commit or discard your changes first" >&2; exit 1; }
@@ -28,6 +28,15 @@ first_failure() {
   done
 }
 
+# Prints the first walk in which a fault of one request fails.
+walk() {
+  for plan in simulation/fleet/walks/*; do
+    found=$("${CARGO_TARGET_DIR:-target}"/debug/sim --walk --plan "$plan" --no-shrink |
+      sed -n 's/^seed [0-9]*: [0-9.]* \([a-z-]*\):.*/\1/p' | head -1)
+    [ -n "$found" ] && { echo "$(basename "$plan" .plan) $found"; return; }
+  done
+}
+
 for patch in "$@"; do
   name=$(basename "$patch" .patch)
   git apply "$patch" || { echo "$name: the patch does not apply"; continue; }
@@ -36,6 +45,7 @@ for patch in "$@"; do
     found=$(scenario)
     [ -n "$found" ] || { found=$(first_failure "${SHORT:-120}" --short) && found=${found:+short $found}; }
     [ -n "$found" ] || found=$(first_failure "${LONG:-60}")
+    [ -n "$found" ] || { found=$(walk) && found=${found:+walk $found}; }
     echo "$name: ${found:-not found}"
   else
     echo "$name: does not compile"
