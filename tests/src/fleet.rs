@@ -434,16 +434,21 @@ impl FleetClient {
         release: &str,
         expected: &str,
     ) -> Result<()> {
-        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
         let what = format!("{namespace}/{release} to have the message {expected:?}");
         eventually(&what, async || {
-            let data = maps.get(release).await?.data.unwrap_or_default();
-            match data.get("message") {
+            match self.message(namespace, release).await? {
                 Some(message) if message == expected => Ok(Some(())),
                 other => bail!("{other:?}"),
             }
         })
         .await
+    }
+
+    /// Returns the value `message` in the ConfigMap of a release.
+    pub async fn message(&self, namespace: &str, release: &str) -> Result<Option<String>> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        let data = maps.get(release).await?.data.unwrap_or_default();
+        Ok(data.get("message").cloned())
     }
 
     /// Sets or removes the discovery label of a member's Secret.

@@ -141,7 +141,12 @@ async fn compaction_ends_pages_and_watches() {
     let first = config_maps.list(&page).await.unwrap();
     let rest = page.continue_token(&first.metadata.continue_.unwrap());
     create(&config_maps, "c").await;
-    config_maps.list(&rest).await.unwrap();
+    let second = config_maps.list(&rest).await.unwrap().items;
+    let names: Vec<_> = second
+        .iter()
+        .map(|map| map.metadata.name.as_deref())
+        .collect();
+    assert_eq!(names, [Some("b")]);
 
     shared.lock().unwrap().server.compact();
 
@@ -159,4 +164,23 @@ async fn compaction_ends_pages_and_watches() {
         matches!(&event, WatchEvent::Error(status) if is_expired(status.code, &status.reason)),
         "{event:?}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn watch_gets_bookmark_after_a_minute() {
+    let shared = shared();
+    let client = client(&shared);
+    let version = client.apiserver_version().await.unwrap();
+    assert_eq!(version.minor, "33");
+    let config_maps: Api<ConfigMap> = Api::namespaced(client, "default");
+    let list = config_maps.list(&ListParams::default()).await.unwrap();
+    let started = shared.lock().unwrap().now;
+    let params = WatchParams::default().fields("metadata.name!=kube-root-ca.crt");
+    let version = list.metadata.resource_version.unwrap();
+    let events = config_maps.watch(&params, &version).await.unwrap();
+    pin_mut!(events);
+    let event = events.next().await.unwrap().unwrap();
+    assert!(matches!(event, WatchEvent::Bookmark(_)), "{event:?}");
+    let waited = shared.lock().unwrap().now.duration_since(started);
+    assert_eq!(waited.as_secs(), 60);
 }

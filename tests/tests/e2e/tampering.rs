@@ -208,7 +208,7 @@ async fn tampered_release_is_not_healed_from(mode: Mode) -> TestResult {
 
 #[tokio::test]
 async fn tampered_release_is_left_as_it_is() -> TestResult {
-    let mut attack = Attack::start("tamper", Mode::Agent, &[]).await?;
+    let mut attack = Attack::start("tamper", Mode::SelfCluster, &[]).await?;
     lost_record_renders_the_chart_again(&mut attack).await?;
     attack.install("restart").await?;
     tampered_release_stays_tampered_after_a_restart(&mut attack).await?;
@@ -282,6 +282,7 @@ async fn upgrade_deletes_nothing_that_changed_revisions_list(attack: &mut Attack
     fleet_client.event_message("upgraded", upgrading).await?;
     attack.select("upgraded");
     attack.wait_until_tampered().await;
+    fleet_client.wait_for_renewal().await?;
     attack.check_no_takeover().await;
     Ok(())
 }

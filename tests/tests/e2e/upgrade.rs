@@ -58,9 +58,8 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     values.write("message: second")?;
     for (_, fleet_client, release) in places {
         fleet_client.wait_deployed("acme", release, 2).await?;
-        fleet_client
-            .wait_for_message("acme", release, "second")
-            .await?;
+        let message = fleet_client.message("acme", release).await?;
+        assert_eq!(message.as_deref(), Some("second"));
     }
     let upgraded = [
         ALL_READY,
@@ -115,9 +114,8 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     values.write("message: third")?;
     for (cluster, fleet_client, release) in places {
         fleet_client.wait_ready("acme").await?;
-        fleet_client
-            .wait_for_message("acme", release, "third")
-            .await?;
+        let message = fleet_client.message("acme", release).await?;
+        assert_eq!(message.as_deref(), Some("third"));
         check_available(cluster, release).await?;
     }
     Ok(())

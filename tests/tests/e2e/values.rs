@@ -38,15 +38,15 @@ impl<'a> Release<'a> {
         }
     }
 
-    /// Waits until this revision with this message is deployed.
-    async fn wait_for_message(&self, namespace: &str, revision: u32, message: &str) {
+    /// Waits until this revision is deployed, and checks its message.
+    async fn wait_with_message(&self, namespace: &str, revision: u32, message: &str) {
         let (fleet_client, name) = (self.fleet_client, self.name.as_str());
         fleet_client
             .wait_deployed(namespace, name, revision)
             .await
             .unwrap();
-        let waiting = fleet_client.wait_for_message(namespace, name, message);
-        waiting.await.unwrap();
+        let found = fleet_client.message(namespace, name).await.unwrap();
+        assert_eq!(found.as_deref(), Some(message));
     }
 }
 
@@ -122,20 +122,20 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         client.install("acme").await?;
     }
     for release in [&on_home, &on_edge] {
-        release.wait_for_message("acme", 1, "secret-one").await;
+        release.wait_with_message("acme", 1, "secret-one").await;
     }
     for name in [HOME, EDGE] {
         wait_for_no_values_condition(&fleet_client, name).await;
     }
     write_secret(&fleet_client, "message: secret-two").await;
     for release in [&on_home, &on_edge] {
-        release.wait_for_message("acme", 2, "secret-two").await;
+        release.wait_with_message("acme", 2, "secret-two").await;
     }
 
     // The member's values.
     let values = json!({"values": {"message": "mine"}});
     fleet_client.patch_member(EDGE, values).await?;
-    on_edge.wait_for_message("acme", 3, "mine").await;
+    on_edge.wait_with_message("acme", 3, "mine").await;
     fleet_client.wait_for_member(EDGE, &[RESOLVED]).await?;
     let own = json!({"kind": "ConfigMap", "name": "own", "valuesKey": "k"});
     let patch = json!({"values": null, "valuesFrom": [own]});
@@ -144,10 +144,10 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     fleet_client.event_message(EDGE, "ValuesUnresolved").await?;
     // An invalid source affects no other member, and removes nothing.
     write_secret(&fleet_client, "message: secret-three").await;
-    on_home.wait_for_message("acme", 3, "secret-three").await;
-    on_edge.wait_for_message("acme", 3, "mine").await;
+    on_home.wait_with_message("acme", 3, "secret-three").await;
+    on_edge.wait_with_message("acme", 3, "mine").await;
     home.apply(&config_map("own", "k", "message: own")).await?;
-    on_edge.wait_for_message("acme", 4, "own").await;
+    on_edge.wait_with_message("acme", 4, "own").await;
     fleet_client.wait_for_member(EDGE, &[RESOLVED]).await?;
 
     // The Secret is lost: a change of the file and a restart change nothing either.
@@ -173,8 +173,8 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     hub.wait_for_log("members keep their current state").await?;
     assert_eq!(releases().await, before);
     write_secret(&fleet_client, "message: secret-four").await;
-    on_home.wait_for_message("acme", 4, "secret-four").await;
-    on_edge.wait_for_message("acme", 5, "own").await;
+    on_home.wait_with_message("acme", 4, "secret-four").await;
+    on_edge.wait_with_message("acme", 5, "own").await;
     wait_for_no_values_condition(&fleet_client, HOME).await;
     fleet_client.wait_for_member(EDGE, &[RESOLVED]).await?;
 
@@ -183,11 +183,11 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         .create("beta", json!({"values": {"message": "beta's"}}))
         .await?;
     let beta = Release::new("beta", EDGE, &at_edge);
-    beta.wait_for_message("beta", 1, "beta's").await;
-    on_edge.wait_for_message("acme", 5, "own").await;
+    beta.wait_with_message("beta", 1, "beta's").await;
+    on_edge.wait_with_message("acme", 5, "own").await;
     let none = json!({"values": null, "valuesFrom": null});
     fleet_client.patch_member(EDGE, none).await?;
-    on_edge.wait_for_message("acme", 6, "secret-four").await;
+    on_edge.wait_with_message("acme", 6, "secret-four").await;
     wait_for_no_values_condition(&fleet_client, EDGE).await;
 
     // If Tenant values are disabled, a Tenant with values stays unchanged and reports it.
@@ -203,16 +203,16 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     ];
     at_edge.wait_for("beta", &refused).await?;
     write_secret(&fleet_client, "message: secret-five").await;
-    on_edge.wait_for_message("acme", 7, "secret-five").await;
+    on_edge.wait_with_message("acme", 7, "secret-five").await;
     let revisions = at_edge.revisions("beta", &beta.name).await?;
     assert_eq!(revisions.last().unwrap().1, "deployed");
     let newest = revisions.last().unwrap().0;
-    beta.wait_for_message("beta", newest, "beta's").await;
+    beta.wait_with_message("beta", newest, "beta's").await;
     let tenants = at_edge.tenants();
     tenants
         .merge("beta", &json!({"spec": {"values": null}}))
         .await?;
-    beta.wait_for_message("beta", newest + 1, "secret-five")
+    beta.wait_with_message("beta", newest + 1, "secret-five")
         .await;
     at_edge.wait_ready("beta").await?;
     if let Some(agent) = member.agent() {

@@ -118,7 +118,8 @@ mod tests {
             assert_eq!(policy.to_string(), word);
             assert_eq!(serde_json::to_value(policy).unwrap(), word);
         }
-        "watcher".parse::<WaitPolicy>().unwrap_err();
+        let error = "watcher".parse::<WaitPolicy>().unwrap_err();
+        assert_eq!(error.to_string(), "write none, ready or hooks");
     }
 
     #[test]
