@@ -117,6 +117,10 @@ fn fleet_survives_strike_at_each_request() {
 }
 
 #[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "git does not run in the simulation"
+)]
 fn each_defect_patch_applies() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = std::fs::read_dir(folder.join("defects")).expect("defects is a folder");
