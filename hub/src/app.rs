@@ -25,6 +25,7 @@ use krypton_runtime::tasks::Tasks;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::{chance, clock, signals};
+use krypton_types::desired::DesiredState;
 use kube::Client;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Semaphore, watch};
@@ -629,13 +630,16 @@ impl Startup<'_> {
             sources,
             accepted_namespaces: AcceptedNamespaces(settings.discovery.accepted_namespaces.clone()),
             chart: fleet_chart,
-            drift: settings.drift(),
-            chart_crds: settings.chart_crds,
-            tenant_values: settings.tenant_values,
+            desired: DesiredState {
+                drift: settings.drift(),
+                chart_crds: settings.chart_crds,
+                tenant_values: settings.tenant_values,
+                handling: settings.handling(),
+                lockdown: settings.lockdown(),
+                ..DesiredState::default()
+            },
             place_tenants: settings.place_tenants,
             member_values,
-            handling: settings.handling(),
-            lockdown: settings.lockdown(),
             namespaces: settings.workspace_namespaces(),
             leader: self.leader.clone(),
             shared,

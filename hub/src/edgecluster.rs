@@ -23,12 +23,8 @@ use std::time::Duration;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::clock;
 use krypton_runtime::watch::Watch;
-use krypton_types::desired::ChartState;
-use krypton_types::desired::crd_policy::CrdPolicy;
-use krypton_types::desired::drift::DriftPolicy;
-use krypton_types::desired::handling::Handling;
-use krypton_types::desired::lockdown::Lockdown;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
+use krypton_types::desired::{ChartState, DesiredState};
 use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::Api;
@@ -82,16 +78,12 @@ pub(crate) struct FleetInputs {
     pub sources: watch::Receiver<Sources>,
     pub accepted_namespaces: AcceptedNamespaces,
     pub chart: watch::Receiver<FleetChart>,
-    /// For all members.
-    pub drift: DriftPolicy,
-    pub chart_crds: CrdPolicy,
-    pub tenant_values: bool,
+    /// The settings that are the same for all members.
+    pub desired: DesiredState,
     /// Whether the hub places home's Tenants on members.
     pub place_tenants: bool,
     /// Values of members, over the fleet's.
     pub member_values: MemberValues,
-    pub handling: Handling,
-    pub lockdown: Lockdown,
     /// Labels and annotations of workspaces. A member may override them.
     pub namespaces: NamespaceConfiguration,
     /// Whether this hub leads, and writes on home.

@@ -111,14 +111,8 @@ pub(super) struct PassInputs {
 
 impl FleetController {
     pub(super) fn new(fleet: FleetInputs) -> Self {
-        let publisher = DesiredStatePublisher::new(
-            fleet.drift,
-            fleet.chart_crds,
-            fleet.tenant_values,
-            fleet.handling,
-        );
         Self {
-            publisher: publisher.with_lockdown(fleet.lockdown.clone()),
+            publisher: DesiredStatePublisher::new(fleet.desired.clone()),
             history: SourceHistory::new(
                 fleet.client.clone(),
                 fleet.namespace.clone(),

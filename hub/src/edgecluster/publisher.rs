@@ -4,10 +4,6 @@ use std::sync::Arc;
 
 use krypton_runtime::clock::BootTime;
 use krypton_types::deployment::DesiredDeployment;
-use krypton_types::desired::crd_policy::CrdPolicy;
-use krypton_types::desired::drift::DriftPolicy;
-use krypton_types::desired::handling::Handling;
-use krypton_types::desired::lockdown::Lockdown;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::desired::{ChartState, DesiredState, Version};
 use krypton_types::placed_tenant::PlacedTenant;
@@ -17,12 +13,8 @@ use crate::members::member::PublishedState;
 /// Creates desired states. Members with equal inputs share one, and the version of each member only increases.
 #[derive(Debug, Default)]
 pub struct DesiredStatePublisher {
-    /// The fields up to `lockdown` are the same for all members.
-    drift: DriftPolicy,
-    chart_crds: CrdPolicy,
-    tenant_values: bool,
-    handling: Handling,
-    lockdown: Lockdown,
+    /// The settings that are the same for all members. Its other fields are unused.
+    fleet: DesiredState,
     generation: u64,
     /// The latest shared desired state for each combination of `paused` and `retire`.
     latest: [Option<PublishedState>; 4],
@@ -51,25 +43,12 @@ pub struct MemberInputs<'a> {
 }
 
 impl DesiredStatePublisher {
-    pub fn new(
-        drift: DriftPolicy,
-        chart_crds: CrdPolicy,
-        tenant_values: bool,
-        handling: Handling,
-    ) -> Self {
+    /// `fleet` has the settings that are the same for all members.
+    pub fn new(fleet: DesiredState) -> Self {
         Self {
-            drift,
-            chart_crds,
-            tenant_values,
-            handling,
+            fleet,
             ..Self::default()
         }
-    }
-
-    /// Sets the isolation of tenants.
-    #[must_use]
-    pub fn with_lockdown(self, lockdown: Lockdown) -> Self {
-        Self { lockdown, ..self }
     }
 
     /// Returns the member's next desired state, or `None` if `current` is up to date.
@@ -93,11 +72,11 @@ impl DesiredStatePublisher {
             published.desired.version.epoch == epoch
                 && (published.desired.paused, published.desired.retire)
                     == (order.paused, order.retire)
-                && published.desired.drift == self.drift
-                && published.desired.chart_crds == self.chart_crds
-                && published.desired.tenant_values == self.tenant_values
-                && published.desired.handling == self.handling
-                && published.desired.lockdown == self.lockdown
+                && published.desired.drift == self.fleet.drift
+                && published.desired.chart_crds == self.fleet.chart_crds
+                && published.desired.tenant_values == self.fleet.tenant_values
+                && published.desired.handling == self.fleet.handling
+                && published.desired.lockdown == self.fleet.lockdown
                 && published.desired.chart == *chart
                 && published.desired.namespaces == *namespaces
                 && published.desired.deployments == deployments
@@ -125,14 +104,10 @@ impl DesiredStatePublisher {
             chart: chart.clone(),
             paused: order.paused,
             retire: order.retire,
-            drift: self.drift,
-            chart_crds: self.chart_crds,
-            tenant_values: self.tenant_values,
-            handling: self.handling,
-            lockdown: self.lockdown.clone(),
             namespaces: namespaces.clone(),
             deployments: deployments.to_vec(),
             placed: placed.to_vec(),
+            ..self.fleet.clone()
         };
         let published = PublishedState {
             message: Arc::new((&desired).into()),
@@ -150,6 +125,7 @@ impl DesiredStatePublisher {
 mod tests {
     use std::collections::BTreeMap;
 
+    use krypton_types::desired::lockdown::Lockdown;
     use proptest::prelude::*;
 
     use super::*;
@@ -249,7 +225,10 @@ mod tests {
             default_service_account: "installer".to_owned(),
         };
         let plain = DesiredStatePublisher::default().publish(None, &shared_inputs(&chart(1)));
-        let mut publisher = DesiredStatePublisher::default().with_lockdown(lockdown.clone());
+        let mut publisher = DesiredStatePublisher::new(DesiredState {
+            lockdown: lockdown.clone(),
+            ..DesiredState::default()
+        });
         let locked = publisher.publish(plain.as_ref(), &shared_inputs(&chart(1)));
         assert_eq!(locked.unwrap().desired.lockdown, lockdown);
     }

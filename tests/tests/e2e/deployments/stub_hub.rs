@@ -49,10 +49,7 @@ use krypton_types::{
     allowed_namespaces::AllowedNamespaces,
     conditions::Truth,
     deployment::{DeploymentKey, DeploymentReport, DesiredDeployment},
-    desired::{
-        ChartState, DesiredState, crd_policy::CrdPolicy, drift::DriftPolicy, handling::Handling,
-        namespaces::NamespaceConfiguration,
-    },
+    desired::{ChartState, DesiredState, drift::DriftPolicy, namespaces::NamespaceConfiguration},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -128,12 +125,10 @@ impl StubHub {
         let mut stub = Self {
             mode,
             members,
-            publisher: DesiredStatePublisher::new(
+            publisher: DesiredStatePublisher::new(DesiredState {
                 drift,
-                CrdPolicy::default(),
-                false,
-                Handling::default(),
-            ),
+                ..DesiredState::default()
+            }),
             chart: ChartState {
                 repo: repository.url(),
                 name: chart.to_owned(),
