@@ -172,7 +172,7 @@ pub async fn redeem(
     caller: Caller<'_>,
     edge_cluster_uid: &str,
     now: Timestamp,
-) -> Result<Result<Record, TokenRefusal>, TokenError> {
+) -> Result<Result<(), TokenRefusal>, TokenError> {
     let api: Api<Secret> = Api::namespaced(client, namespace);
     let PresentedToken { secret, mut object } = presented;
     for _ in 0..TRIES {
@@ -180,13 +180,9 @@ pub async fn redeem(
         match check(record, &secret, now, caller) {
             TokenDecision::Use => {}
             TokenDecision::Refuse(refusal) => return Ok(Err(refusal)),
-            TokenDecision::Again => {
-                return Ok(object
-                    .map(|(_, record)| record)
-                    .ok_or(TokenRefusal::Unknown));
-            }
+            TokenDecision::Again => return Ok(Ok(())),
         }
-        let Some((mut used, mut record)) = object else {
+        let Some((mut used, _)) = object else {
             return Ok(Err(TokenRefusal::Unknown));
         };
         caller.mark(&mut used, edge_cluster_uid, now);
@@ -194,19 +190,9 @@ pub async fn redeem(
         // The object carries the resourceVersion of the read.
         let params = PostParams::default();
         let request = api.replace(&name, &params, &used);
-        match call(
-            format!("marking Secret {namespace}/{name} as used"),
-            request,
-        )
-        .await
-        {
-            Ok(_) => {
-                record.used_by = Some(caller.key.to_owned());
-                record.cluster_uid = Some(caller.cluster_uid.to_owned());
-                record.edge_cluster = Some(edge_cluster_uid.to_owned());
-                record.used_at = Some(now);
-                return Ok(Ok(record));
-            }
+        let attempt = format!("marking Secret {namespace}/{name} as used");
+        match call(attempt, request).await {
+            Ok(_) => return Ok(Ok(())),
             Err(error) if matches!(error.code(), Some(404 | 409)) => {
                 object = get(&api, namespace, &name).await?;
             }

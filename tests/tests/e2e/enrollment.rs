@@ -160,10 +160,7 @@ async fn only_one_key_redeems_contested_token() -> TestResult {
     let mut winners = Vec::new();
     for (key, outcome) in futures::future::join_all(race).await {
         match outcome {
-            Ok(record) => {
-                assert_eq!(record.cluster, "edge-1");
-                winners.push(key);
-            }
+            Ok(()) => winners.push(key),
             Err(refusal) => assert!(matches!(refusal, TokenRefusal::Used { .. }), "{refusal}"),
         }
     }
