@@ -139,7 +139,7 @@ impl EnrollmentAudit {
             error = %chain(error),
             "rejected an enrollment"
         );
-        let Some(member) = attempt.member.clone().filter(|_| error.is_refusal()) else {
+        let (Some(member), Some(action)) = (attempt.member.clone(), error.refusal_action()) else {
             return;
         };
         let known_uid = || Some(self.members.get(&member).ok()?.uid.clone());
@@ -151,7 +151,6 @@ impl EnrollmentAudit {
             message: format!("rejected an enrollment {}: {error}", attempt.caller()),
             member,
         };
-        self.events
-            .record_for_member(true, error.event_action(), event);
+        self.events.record_for_member(true, action, event);
     }
 }

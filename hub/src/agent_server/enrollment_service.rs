@@ -130,11 +130,7 @@ impl EnrollmentError {
     }
 
     /// Returns the action of the event. Events with the same action and member are aggregated.
-    pub(crate) fn event_action(&self) -> &'static str {
-        self.refusal_action().unwrap_or("PutOff")
-    }
-
-    fn refusal_action(&self) -> Option<&'static str> {
+    pub(crate) fn refusal_action(&self) -> Option<&'static str> {
         Some(match self {
             Self::Refused(refusal) => refusal.event_action(),
             Self::Request(_) => "RequestInvalid",
