@@ -9,7 +9,6 @@ use krypton_types::validity::Validity;
 use super::credential_expiry::{self, MemberCredential};
 use crate::members::agent_keys::{self, whole_seconds};
 use crate::members::observation::{MemberObservation, MemberValuesState};
-use crate::members::tenant_reports::PhaseCounts;
 
 /// Minimum interval between writes of `lastSeen`, in seconds.
 const LAST_SEEN_EVERY: i64 = 60;
@@ -20,7 +19,7 @@ pub fn status(
     member: &str,
     previous: Option<&EdgeClusterStatus>,
     observation: &MemberObservation,
-    counts: PhaseCounts,
+    counts: TenantCounts,
     summaries: Option<TenantSummaries>,
     generation: i64,
     now: Timestamp,
@@ -103,12 +102,7 @@ pub fn status(
     ];
     credential_expiry::set_conditions(&mut next.conditions, member, credentials, generation, now);
     if observation.connected.truth == Truth::True {
-        next.tenants = Some(TenantCounts {
-            total: counts.total,
-            ready: counts.ready,
-            pending: counts.pending,
-            error: counts.error,
-        });
+        next.tenants = Some(counts);
         if let Some(summaries) = summaries {
             let any = summaries != TenantSummaries::default();
             next.tenant_summaries = any.then_some(summaries);
@@ -184,7 +178,7 @@ mod tests {
         observation: &MemberObservation,
         second: i64,
     ) -> EdgeClusterStatus {
-        let counts = PhaseCounts::default();
+        let counts = TenantCounts::default();
         status("a", previous, observation, counts, None, 1, at(second))
     }
 

@@ -19,8 +19,8 @@ use crate::leader::home_writer::HomeWrites;
 use crate::members::report_set::ReportSet;
 use crate::notify::Notifier;
 
+pub use queries::UninstallCounts;
 pub(crate) use queries::{MemberView, ReportedView};
-pub use queries::{PhaseCounts, UninstallCounts};
 
 /// Grace period after a member's start, before a member without a full report counts as silent.
 pub(crate) const START_GRACE: Duration = Duration::from_secs(45);

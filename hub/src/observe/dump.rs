@@ -1,8 +1,8 @@
 //! `/debug/fleet.json`: this hub's current view of its fleet, for troubleshooting.
 //!
-//! The dump has its own types, which list each exported field. It contains no values, kubeconfigs, tokens,
-//! keys or Helm arguments. It omits the messages of conditions, which are in the objects. A new field
-//! elsewhere appears in the dump only after a change here.
+//! Except for the number of Tenants, the dump has its own types, which list each exported field. It contains
+//! no values, kubeconfigs, tokens, keys or Helm arguments. It omits the messages of conditions, which are in
+//! the objects. A new field elsewhere appears in the dump only after a change here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use axum::Router;
 use axum::extract::RawQuery;
 use axum::routing::get;
 use jiff::Timestamp;
+use krypton_crds::edge_cluster::TenantCounts;
 use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::Helm;
 use krypton_helm::dump::{CachedChartDump, ChartDump, HelmDump};
@@ -28,7 +29,6 @@ use crate::edgecluster::FleetChart;
 use crate::leader::LeaderState;
 use crate::members::member::MemberSnapshot;
 use crate::members::observation::{MemberObservation, MemberValuesState};
-use crate::members::tenant_reports::PhaseCounts;
 use crate::observe::member_metrics::{FleetView, mode_name};
 
 /// The dump. Timestamps use the wall clock, ages are whole seconds.
@@ -95,7 +95,7 @@ struct MemberDump {
     certificate_expiry: Option<Timestamp>,
     access_expiry: Option<Timestamp>,
     applied: Option<DesiredDump>,
-    tenants: TenantCountsDump,
+    tenants: TenantCounts,
     /// The hub's state for the member apart from its reports; `None` before the home cluster has shown its
     /// EdgeCluster.
     snapshot: Option<SnapshotDump>,
@@ -106,14 +106,6 @@ struct DesiredDump {
     version: String,
     /// SHA-256 digest of the content, in hex.
     digest: String,
-}
-
-#[derive(Debug, Serialize)]
-struct TenantCountsDump {
-    total: u32,
-    ready: u32,
-    pending: u32,
-    error: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -250,7 +242,7 @@ impl CaDump {
 impl MemberDump {
     pub(crate) fn new(
         observation: MemberObservation,
-        counts: PhaseCounts,
+        counts: TenantCounts,
         snapshot: Option<MemberSnapshot>,
         now: BootTime,
     ) -> Self {
@@ -282,12 +274,7 @@ impl MemberDump {
                 version: version.to_string(),
                 digest,
             }),
-            tenants: TenantCountsDump {
-                total: counts.total,
-                ready: counts.ready,
-                pending: counts.pending,
-                error: counts.error,
-            },
+            tenants: counts,
             snapshot: snapshot.map(|snapshot| SnapshotDump::new(snapshot, now)),
         }
     }

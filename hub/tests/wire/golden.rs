@@ -1,7 +1,7 @@
 //! Checks the hub's responses to agents of other versions. The crate `krypton-proto` contains recorded streams and
 //! describes how they are maintained.
 
-use krypton_hub::members::tenant_reports::PhaseCounts;
+use krypton_crds::edge_cluster::TenantCounts;
 use prost::Message as _;
 use tonic::Code;
 
@@ -76,7 +76,7 @@ async fn current_and_next_agent_streams_are_accepted() {
         .await;
         assert_ne!(
             hub.reports.counts("edge-0", false),
-            PhaseCounts::default(),
+            TenantCounts::default(),
             "{name}"
         );
     }

@@ -11,10 +11,9 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use krypton_agent::credentials::renewal::run_renewal;
 use krypton_agent::credentials::store::{Enrolled, Identity, Membership, Store, new_key};
-use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus};
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, TenantCounts};
 use krypton_hub::ca::{self, SecretData, stage};
 use krypton_hub::edgecluster;
-use krypton_hub::members::tenant_reports::PhaseCounts;
 use krypton_proto::Bytes;
 use krypton_proto::v1::TrustedRoots;
 use krypton_runtime::newest::NewestSeen as _;
@@ -74,7 +73,7 @@ impl HomeCluster {
         let hub = &self.hub;
         let objects = self.members.iter_mut().map(|(name, status)| {
             if let Some(observation) = hub.members.observation(name) {
-                let (counts, now) = (PhaseCounts::default(), clock::wall());
+                let (counts, now) = (TenantCounts::default(), clock::wall());
                 *status = edgecluster::status::status(
                     name,
                     Some(status),

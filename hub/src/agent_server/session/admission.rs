@@ -160,7 +160,7 @@ pub(super) fn clock_problem(seconds_ahead: i64) -> Option<String> {
 mod tests {
     use std::sync::atomic::AtomicU64;
 
-    use krypton_crds::edge_cluster::AgentKeys;
+    use krypton_crds::edge_cluster::{AgentKeys, TenantCounts};
     use krypton_runtime::watchdog::Watchdog;
     use krypton_types::conditions::{self, Truth};
     use tokio_util::sync::CancellationToken;
@@ -169,7 +169,6 @@ mod tests {
     use crate::edgecluster::status::status;
     use crate::home_events::HomeEvents;
     use crate::leader::Leader;
-    use crate::members::tenant_reports::PhaseCounts;
 
     const MEMBER: &str = "edge-1";
 
@@ -227,7 +226,7 @@ mod tests {
         });
         let status = || {
             let facts = sessions.members.observation(MEMBER).unwrap_or_default();
-            let (counts, now) = (PhaseCounts::default(), clock::wall());
+            let (counts, now) = (TenantCounts::default(), clock::wall());
             let status = status(MEMBER, None, &facts, counts, None, 1, now);
             conditions::find(&status.conditions, agent_keys::ONE_KEY)
         };

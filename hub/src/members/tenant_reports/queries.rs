@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use krypton_crds::edge_cluster::TenantSummaries;
+use krypton_crds::edge_cluster::{TenantCounts, TenantSummaries};
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{self, Readiness, reason};
 use krypton_types::fleet_tenants::{FleetTenant, PAGE_MAX, Position};
@@ -53,9 +53,9 @@ impl TenantReports {
     }
 
     /// Counts the Tenants of a member by phase: all, ready, pending, error.
-    pub fn counts(&self, member: &str, allow_chart_skip: bool) -> PhaseCounts {
+    pub fn counts(&self, member: &str, allow_chart_skip: bool) -> TenantCounts {
         let state = self.lock();
-        let mut counts = PhaseCounts::default();
+        let mut counts = TenantCounts::default();
         let reports = state.members.get(member).into_iter();
         for (_, report) in reports.flat_map(|reports| reports.tenants.iter()) {
             counts.total += 1;
@@ -232,15 +232,6 @@ impl TenantReports {
 pub struct UninstallCounts {
     pub total: usize,
     pub uninstalled: usize,
-}
-
-/// Tenants of a member by phase.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PhaseCounts {
-    pub total: u32,
-    pub ready: u32,
-    pub pending: u32,
-    pub error: u32,
 }
 
 /// The hub's view of one member for one Tenant.
