@@ -9,7 +9,7 @@ use krypton_runtime::clock::BootTime;
 use krypton_runtime::events::{EventRecorder, ObjectEvent};
 use krypton_runtime::watchdog::Watchdog;
 use kube::runtime::events::Reporter;
-use kube::{Client, Resource};
+use kube::{Client, Resource, ResourceExt as _};
 
 use crate::leader::Leader;
 use crate::notify::Notifier;
@@ -30,6 +30,16 @@ pub struct MemberEvent {
 }
 
 impl MemberEvent {
+    /// Creates an event on this EdgeCluster.
+    pub(crate) fn new(object: &EdgeCluster, reason: &'static str, message: String) -> Self {
+        Self {
+            member: object.name_any(),
+            uid: object.uid().unwrap_or_default(),
+            reason,
+            message,
+        }
+    }
+
     fn object(&self) -> ObjectReference {
         ObjectReference {
             api_version: Some(EdgeCluster::api_version(&()).into_owned()),

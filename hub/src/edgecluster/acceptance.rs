@@ -66,12 +66,8 @@ pub(super) fn report_waiting(
     let link = (!is_enrolled(object)).then_some(state);
     shared.members.set_connection(name, link, now);
     if is_new && may_write {
-        shared.notices.warn(MemberEvent {
-            member: name.to_owned(),
-            uid: object.metadata.uid.clone().unwrap_or_default(),
-            reason: reason::NOT_ACCEPTED,
-            message,
-        });
+        let event = MemberEvent::new(object, reason::NOT_ACCEPTED, message);
+        shared.notices.warn(event);
     }
 }
 

@@ -472,14 +472,9 @@ impl FleetController {
             clock::wall(),
         );
         let (recorded_conditions, next) = (conditions(object), &status.conditions);
-        let uid = object.metadata.uid.clone().unwrap_or_default();
         let record = |(reason, message)| {
-            shared.notices.try_warn(MemberEvent {
-                member: name.clone(),
-                uid: uid.clone(),
-                reason,
-                message,
-            })
+            let event = MemberEvent::new(object, reason, message);
+            shared.notices.try_warn(event)
         };
         self.reminders
             .check(&name, recorded_conditions, next, clock::wall(), record);

@@ -272,14 +272,9 @@ impl Decommissions {
             | DecommissionStep::AddFinalizer
             | DecommissionStep::RereadDeletion => return None,
         };
-        let uid = object.metadata.uid.clone().unwrap_or_default();
-        let is_new = !self.recorded_events.contains(&(uid.clone(), reason));
-        is_new.then(|| MemberEvent {
-            member: object.name_any(),
-            uid,
-            reason,
-            message: message.to_owned(),
-        })
+        let event = MemberEvent::new(object, reason, message.to_owned());
+        let key = (event.uid.clone(), reason);
+        (!self.recorded_events.contains(&key)).then_some(event)
     }
 
     /// Marks the event as recorded.

@@ -38,12 +38,8 @@ pub(super) fn report_values(
     let has_own_values =
         values::has_own_values(&object.spec) || object.spec.namespace_configuration.is_some();
     if let Some(message) = failure.filter(|_| may_write && has_own_values) {
-        shared.notices.warn(MemberEvent {
-            member: name.to_owned(),
-            uid: object.metadata.uid.clone().unwrap_or_default(),
-            reason: "ValuesUnresolved",
-            message,
-        });
+        let event = MemberEvent::new(object, "ValuesUnresolved", message);
+        shared.notices.warn(event);
     }
 }
 
@@ -68,12 +64,9 @@ pub(super) fn report_refused(
             .and_then(|member| edge_clusters.objects.get(member));
         let mut is_on_holder = previous.is_some_and(|(_, is_on_holder)| *is_on_holder);
         if let Some(holder) = holder.filter(|_| may_write && !is_on_holder) {
-            is_on_holder = shared.notices.try_warn(MemberEvent {
-                member: holder.metadata.name.clone().unwrap_or_default(),
-                uid: holder.metadata.uid.clone().unwrap_or_default(),
-                reason: refusal.reason(),
-                message: format!("{origin} is not a member: {refusal}"),
-            });
+            let message = format!("{origin} is not a member: {refusal}");
+            let event = MemberEvent::new(holder, refusal.reason(), message);
+            is_on_holder = shared.notices.try_warn(event);
         }
         reported.insert(origin.clone(), (refusal.clone(), is_on_holder));
     }
