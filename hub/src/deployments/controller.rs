@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::{KryptonDeployment, Placement};
 use krypton_runtime::chance;
@@ -23,7 +22,7 @@ use krypton_types::deployment::{DeploymentKey, DesiredDeployment, ReportedEvent}
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Config;
-use kube::{Client, Resource as _, ResourceExt as _};
+use kube::{Client, Resource as _};
 use tokio::sync::watch;
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
@@ -476,9 +475,8 @@ impl DeploymentStore {
 }
 
 fn record_events(object: &KryptonDeployment, events: Vec<ObjectEvent>, recorder: &HomeEvents) {
-    let reference = object_reference(object);
     for event in events {
-        recorder.log_and_record(reference.clone(), event);
+        recorder.log_and_record(object.object_ref(&()), event);
     }
 }
 
@@ -497,17 +495,6 @@ fn retry_time() -> BootTime {
 fn creation_nanos(object: &KryptonDeployment) -> Option<i128> {
     let created = object.metadata.creation_timestamp.as_ref();
     created.map(|time| time.0.as_nanosecond())
-}
-
-fn object_reference(object: &KryptonDeployment) -> ObjectReference {
-    ObjectReference {
-        api_version: Some(KryptonDeployment::api_version(&()).into_owned()),
-        kind: Some(KryptonDeployment::kind(&()).into_owned()),
-        namespace: object.namespace(),
-        name: object.metadata.name.clone(),
-        uid: object.metadata.uid.clone(),
-        ..ObjectReference::default()
-    }
 }
 
 #[cfg(test)]
