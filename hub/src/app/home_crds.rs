@@ -86,12 +86,8 @@ pub(super) async fn recreate_deleted(
         Ok::<_, CrdError>(NextRun::AsScheduled)
     };
     loop {
-        let result = ensure_all().await;
-        if stop
-            .run_until_cancelled(periodic.pause_after(result))
-            .await
-            .is_none()
-        {
+        let pause = periodic.pause_after(ensure_all().await);
+        if stop.run_until_cancelled(pause).await.is_none() {
             return;
         }
     }

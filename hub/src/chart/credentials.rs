@@ -87,11 +87,8 @@ pub(crate) async fn poll_secret(
             }
             NextRun::AsScheduled
         });
-        if stop
-            .run_until_cancelled(periodic.pause_after(outcome))
-            .await
-            .is_none()
-        {
+        let pause = periodic.pause_after(outcome);
+        if stop.run_until_cancelled(pause).await.is_none() {
             return;
         }
     }
