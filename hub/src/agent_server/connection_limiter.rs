@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
@@ -114,21 +114,18 @@ impl AddressBudget {
 
     /// Returns the time to wait before the next handshake; `None` if it exceeds `max_wait`.
     pub(super) fn next_handshake(&self, now: BootTime, max_wait: Duration) -> Option<Duration> {
-        let mut handshakes = self
-            .handshakes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        handshakes.take(now, 1, max_wait).ok()
+        self.handshakes().take(now, 1, max_wait).ok()
+    }
+
+    fn handshakes(&self) -> MutexGuard<'_, TokenBucket> {
+        let handshakes = &self.handshakes;
+        handshakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Budget for AddressBudget {
     fn is_full(&self, now: BootTime) -> bool {
-        let handshakes = self
-            .handshakes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        handshakes.is_full(now)
+        self.handshakes().is_full(now)
     }
 }
 
