@@ -38,8 +38,8 @@ pub(super) struct EnrollmentAttempt {
     cluster_uid: String,
     agent_version: String,
     /// The member that the token names, and the UID of its EdgeCluster.
-    member: Option<String>,
-    edge_cluster_uid: Option<String>,
+    pub(super) member: Option<String>,
+    pub(super) edge_cluster_uid: Option<String>,
 }
 
 impl EnrollmentAttempt {
@@ -61,14 +61,6 @@ impl EnrollmentAttempt {
 
     pub(super) fn token(&self) -> Option<&str> {
         self.token.as_deref()
-    }
-
-    pub(super) fn set_member(&mut self, member: &str) {
-        self.member = Some(member.to_owned());
-    }
-
-    pub(super) fn set_edge_cluster_uid(&mut self, uid: Option<&String>) {
-        self.edge_cluster_uid = uid.cloned();
     }
 
     fn caller(&self) -> String {

@@ -216,9 +216,7 @@ impl EnrollmentService {
         let presented = join_token::look_up(client(), &self.namespace, &request.token)
             .await
             .map_err(EnrollmentError::Token)?;
-        if let Some(record) = presented.record() {
-            attempt.set_member(&record.cluster);
-        }
+        attempt.member = presented.record().map(|record| record.cluster.clone());
         let again = match presented.check(now, caller) {
             TokenDecision::Use => false,
             TokenDecision::Again => true,
@@ -230,7 +228,7 @@ impl EnrollmentService {
             return Err(EnrollmentError::Name { cluster });
         }
         let object = self.edge_cluster_for(&record, again).await?;
-        attempt.set_edge_cluster_uid(object.metadata.uid.as_ref());
+        attempt.edge_cluster_uid.clone_from(&object.metadata.uid);
         let uid = object.metadata.uid.clone().unwrap_or_default();
         check_may_join(&cluster, &object, &request.cluster_uid)?;
         // Mark the token before the certificate leaves the hub: a second key with this token is then rejected.
