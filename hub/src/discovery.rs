@@ -123,6 +123,12 @@ pub struct Unresolved {
     pub message: String,
 }
 
+impl Unresolved {
+    pub(crate) fn new(reason: &'static str, message: String) -> Self {
+        Self { reason, message }
+    }
+}
+
 /// A discovered cluster. A cluster without usable access is a member too: its EdgeCluster shows the error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
@@ -152,10 +158,7 @@ impl Source {
             member,
             is_renamed: false,
             since: None,
-            access: Err(Unresolved {
-                reason: reason::STARTING,
-                message,
-            }),
+            access: Err(Unresolved::new(reason::STARTING, message)),
             stale: None,
             suspended: None,
         }

@@ -362,10 +362,7 @@ fn source(origin: String, member: String, access: Result<SanitizedKubeconfig, St
 }
 
 fn invalid(message: String) -> Unresolved {
-    Unresolved {
-        reason: reason::KUBECONFIG_INVALID,
-        message,
-    }
+    Unresolved::new(reason::KUBECONFIG_INVALID, message)
 }
 
 fn describe(origin: &str, error: &KubeconfigError) -> String {

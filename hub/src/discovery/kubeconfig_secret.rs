@@ -32,10 +32,7 @@ pub(super) fn kubeconfig(
     missing: &str,
     policy: &Policy,
 ) -> Result<Arc<SanitizedKubeconfig>, Unresolved> {
-    let invalid = |message| Unresolved {
-        reason: reason::KUBECONFIG_INVALID,
-        message,
-    };
+    let invalid = |message| Unresolved::new(reason::KUBECONFIG_INVALID, message);
     match secret.data.as_ref().and_then(|data| data.get(key)) {
         None => Err(invalid(format!("{object} has no key {key:?}{missing}"))),
         Some(bytes) => kubeconfig::parse(&bytes.0, policy)

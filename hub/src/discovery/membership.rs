@@ -232,10 +232,7 @@ fn record_trouble(
         }
         (Some(listing), Some(origin)) if listing.sources.is_none() => {
             let trouble = trouble(&origin, listing.trouble.as_deref(), listing.closed);
-            let starting = || Unresolved {
-                reason: reason::STARTING,
-                message: format!("looking for {origin}"),
-            };
+            let starting = || Unresolved::new(reason::STARTING, format!("looking for {origin}"));
             let unseen = trouble.unwrap_or_else(starting);
             membership.unseen.insert(name.to_owned(), unseen);
         }
@@ -268,12 +265,9 @@ fn describe(source: &SourceRef) -> String {
 /// The reasons are the same as in the Knative operator for a ClusterProfile.
 fn trouble(origin: &Origin, trouble: Option<&str>, closed: bool) -> Option<Unresolved> {
     if closed {
-        return Some(Unresolved {
-            reason: reason::PROVIDER_CLOSED,
-            message: format!(
-                "the discovery of {origin} has ended; see the hub's log, and restart the hub"
-            ),
-        });
+        let message =
+            format!("the discovery of {origin} has ended; see the hub's log, and restart the hub");
+        return Some(Unresolved::new(reason::PROVIDER_CLOSED, message));
     }
     trouble.map(|problem| Unresolved {
         reason: if origin.kind == SourceKind::ClusterProfile {
@@ -288,32 +282,25 @@ fn trouble(origin: &Origin, trouble: Option<&str>, closed: bool) -> Option<Unres
 fn gone(source: &SourceRef, origin: Option<&Origin>, is_watched: bool) -> Unresolved {
     let name = describe(source);
     if !is_watched {
-        return Unresolved {
-            reason: reason::PROVIDER_NOT_CONFIGURED,
-            message: format!(
-                "the hub does not watch {name}, and no KryptonDeployment names it; check --providers, --kubeconfig-namespaces, --cluster-namespaces and --kubeconfig-paths. Its releases stay"
-            ),
-        };
+        let message = format!(
+            "the hub does not watch {name}, and no KryptonDeployment names it; check --providers, --kubeconfig-namespaces, --cluster-namespaces and --kubeconfig-paths. Its releases stay"
+        );
+        return Unresolved::new(reason::PROVIDER_NOT_CONFIGURED, message);
     }
-    let message = format!(
-        "{name} is gone and the member's releases stay; restore it, or delete the EdgeCluster"
-    );
-    match origin.map(|origin| origin.kind) {
-        Some(SourceKind::ClusterProfile) => Unresolved {
-            reason: reason::PROFILE_NOT_FOUND,
-            message,
-        },
-        Some(SourceKind::Secret) => Unresolved {
-            reason: reason::SOURCE_GONE,
-            message: format!(
-                "{name} is gone, or has no label and no KryptonDeployment names it, and the member's releases stay; restore it, or delete the EdgeCluster"
-            ),
-        },
-        _ => Unresolved {
-            reason: reason::SOURCE_GONE,
-            message,
-        },
-    }
+    let kind = origin.map(|origin| origin.kind);
+    let reason = match kind {
+        Some(SourceKind::ClusterProfile) => reason::PROFILE_NOT_FOUND,
+        _ => reason::SOURCE_GONE,
+    };
+    let message = match kind {
+        Some(SourceKind::Secret) => format!(
+            "{name} is gone, or has no label and no KryptonDeployment names it, and the member's releases stay; restore it, or delete the EdgeCluster"
+        ),
+        _ => format!(
+            "{name} is gone and the member's releases stay; restore it, or delete the EdgeCluster"
+        ),
+    };
+    Unresolved::new(reason, message)
 }
 
 #[cfg(test)]

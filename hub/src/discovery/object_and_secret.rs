@@ -203,10 +203,7 @@ fn read_source(
     let ClusterObject { source, fields } = object;
     let origin = &source.origin;
     let namespace = origin.namespace.as_deref().unwrap_or_default();
-    let waiting = |message| Unresolved {
-        reason: reason::SOURCE_NOT_READY,
-        message,
-    };
+    let waiting = |message| Unresolved::new(reason::SOURCE_NOT_READY, message);
     let access = match (&fields.waiting, &fields.secret, secret) {
         (Some(condition), _, _) => Err(waiting(format!("{origin} is not ready yet: {condition}"))),
         (None, None, _) => Err(waiting(format!("{origin} names no Secret yet"))),

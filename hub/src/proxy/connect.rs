@@ -132,9 +132,9 @@ pub(super) async fn prepare(
         Access::Kubeconfig(_, Err(error)) => return Err(error),
         Access::Kubeconfig(origin, Ok(sanitized)) => {
             let dates = sanitized.check_dates(clock::wall());
-            dates.map_err(|error| Unresolved {
-                reason: reason::KUBECONFIG_INVALID,
-                message: format!("{origin}: {}", chain(&error)),
+            dates.map_err(|error| {
+                let message = format!("{origin}: {}", chain(&error));
+                Unresolved::new(reason::KUBECONFIG_INVALID, message)
             })?;
             first_hop = Some(sanitized.first_hop().clone());
             validity = validity_of(&sanitized, clock::wall());
@@ -191,10 +191,7 @@ pub(super) async fn prepare(
             used,
         ))
     });
-    connection.map_err(|error| Unresolved {
-        reason: reason::CLIENT_FAILED,
-        message: chain(&error),
-    })
+    connection.map_err(|error| Unresolved::new(reason::CLIENT_FAILED, chain(&error)))
 }
 
 /// Returns a callback that shows oversized responses in the member's conditions.

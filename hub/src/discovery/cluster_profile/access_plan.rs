@@ -64,26 +64,20 @@ pub(super) fn plan(
 ) -> Result<Plan, Unresolved> {
     let origin = &profile.source.origin;
     if let Some(problem) = &profile.unready {
-        return Err(Unresolved {
-            reason: reason::PROFILE_NOT_READY,
-            message: format!("{origin} is not ready; its cluster manager reports: {problem}"),
-        });
+        let message = format!("{origin} is not ready; its cluster manager reports: {problem}");
+        return Err(Unresolved::new(reason::PROFILE_NOT_READY, message));
     }
     let Some(file) = file else {
-        return Err(Unresolved {
-            reason: reason::PROVIDER_NOT_CONFIGURED,
-            message: format!(
-                "{origin} cannot be reached: this hub has no access providers; name a file of them with --clusterprofile-provider-file"
-            ),
-        });
+        let message = format!(
+            "{origin} cannot be reached: this hub has no access providers; name a file of them with --clusterprofile-provider-file"
+        );
+        return Err(Unresolved::new(reason::PROVIDER_NOT_CONFIGURED, message));
     };
-    let failed = |problem: String| Unresolved {
-        reason: reason::ACCESS_FAILED,
-        message: format!("{origin}: {problem}"),
-    };
+    let failed =
+        |problem: &str| Unresolved::new(reason::ACCESS_FAILED, format!("{origin}: {problem}"));
     let clusters = match &profile.access {
         Ok(clusters) => clusters,
-        Err(problem) => return Err(failed((*problem).to_owned())),
+        Err(problem) => return Err(failed(problem)),
     };
     let chosen = file
         .providers
@@ -96,16 +90,14 @@ pub(super) fn plan(
         } else {
             names.join(", ")
         };
-        return Err(Unresolved {
-            reason: reason::MULTICLUSTER_DISABLED,
-            message: format!(
-                "{origin}: none of its access providers ({names}) is in the hub's provider file ({}); add one there",
-                file.names()
-            ),
-        });
+        let message = format!(
+            "{origin}: none of its access providers ({names}) is in the hub's provider file ({}); add one there",
+            file.names()
+        );
+        return Err(Unresolved::new(reason::MULTICLUSTER_DISABLED, message));
     };
     build_plan(provider, cluster, policy)
-        .map_err(|problem| failed(format!("access provider {}: {problem}", provider.name)))
+        .map_err(|problem| failed(&format!("access provider {}: {problem}", provider.name)))
 }
 
 fn build_plan(

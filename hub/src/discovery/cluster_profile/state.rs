@@ -106,13 +106,9 @@ impl ProfileState {
             "{} is new: its credential is being requested",
             profile.source.origin
         );
-        let last_problem = Unresolved {
-            reason: reason::STARTING,
-            message,
-        };
         Self {
             profile,
-            last_problem,
+            last_problem: Unresolved::new(reason::STARTING, message),
             desired_plan: desired_plan.map(Arc::new),
             running: false,
             working: None,
@@ -283,13 +279,11 @@ impl ProfileState {
         let origin = &self.profile.source.origin;
         let problem = match (&self.desired_plan, &self.failure) {
             (Err(problem), _) => Some(problem.clone()),
-            (Ok(plan), Some(problem)) => Some(Unresolved {
-                reason: reason::ACCESS_FAILED,
-                message: format!(
-                    "{origin}: access provider {}: {problem}",
-                    plan.command.provider
-                ),
-            }),
+            (Ok(plan), Some(problem)) => {
+                let provider = &plan.command.provider;
+                let message = format!("{origin}: access provider {provider}: {problem}");
+                Some(Unresolved::new(reason::ACCESS_FAILED, message))
+            }
             (Ok(_), None) => None,
         };
         let problem = match (problem, &self.working) {
@@ -304,13 +298,11 @@ impl ProfileState {
                         .expires_at
                         .is_none_or(|expires_at| expires_at > now) =>
             {
-                let stale = Unresolved {
-                    reason: reason::CLUSTER_STALE,
-                    message: format!(
-                        "using the previous access, because new access failed: {}",
-                        problem.message
-                    ),
-                };
+                let message = format!(
+                    "using the previous access, because new access failed: {}",
+                    problem.message
+                );
+                let stale = Unresolved::new(reason::CLUSTER_STALE, message);
                 return (Ok(Arc::clone(&working.access)), Some(stale));
             }
             (Some(problem), _) => problem,
