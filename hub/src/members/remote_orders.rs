@@ -140,7 +140,10 @@ impl<O: Order> RemoteOrders<O> {
     pub fn latest_report(&self, member: &str, key: &O::Key) -> Option<OrderReport<O::Report>> {
         let members = self.lock();
         let reports = members.get(member)?;
-        Some(order_report::<O>(reports, key, reports.get(key)?))
+        Some(OrderReport {
+            report: reports.get(key)?.clone(),
+            is_current: reports.is_current(key),
+        })
     }
 
     /// Counts the orders that the member has reported on, and those whose report matches.
@@ -219,17 +222,6 @@ impl<O: Order> RemoteOrders<O> {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, OrderReports<O>>> {
         // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn order_report<O: Order>(
-    reports: &OrderReports<O>,
-    key: &O::Key,
-    report: &O::Report,
-) -> OrderReport<O::Report> {
-    OrderReport {
-        report: report.clone(),
-        is_current: reports.is_current(key),
     }
 }
 
