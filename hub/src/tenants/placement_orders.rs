@@ -14,7 +14,7 @@ use crate::members::placement_orders::{PlacementOrders, fit};
 use crate::members::tenant_reports::Targets;
 
 /// The orders, and the Tenants that exceed a member's limit.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PlacementPlanner {
     pub(super) placements: Arc<PlacementOrders>,
     /// By member, each with its creation time.
@@ -58,14 +58,7 @@ impl PlacementPlanner {
     pub(super) fn new(placements: Arc<PlacementOrders>) -> Self {
         Self {
             placements,
-            orders: BTreeMap::new(),
-            member_of: BTreeMap::new(),
-            over_limit: BTreeMap::new(),
-            dirty: BTreeSet::new(),
-            changed_members: BTreeSet::new(),
-            published: false,
-            deletion_causes: BTreeMap::new(),
-            unverified: UnverifiedDeletions::new(),
+            ..Self::default()
         }
     }
 
