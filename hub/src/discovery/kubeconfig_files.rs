@@ -301,31 +301,26 @@ fn sources(
         let current = kubeconfig::parse(&bytes, policy);
         Ok((current.map_err(|error| describe(&file, &error)), others))
     });
-    match contexts {
+    let (current, others): (_, Vec<Source>) = match contexts {
         Ok((current, others)) => {
-            let current = source(file.to_string(), member.to_owned(), current);
             let others = others.into_iter().map(|(context, access)| {
                 let (origin, member) = context_names(&file, member, &context);
                 let access = access.map_err(|error| describe(&origin, &error));
                 source(origin, member, access)
             });
-            std::iter::once(current)
-                .chain(others)
-                .map(Arc::new)
-                .collect()
+            (current, others.collect())
         }
         Err(problem) => {
             let others = known.iter().skip(1).map(|known| Source {
                 access: Err(invalid(problem.clone())),
                 ..Source::clone(known)
             });
-            let current = source(file.to_string(), member.to_owned(), Err(problem.clone()));
-            std::iter::once(current)
-                .chain(others)
-                .map(Arc::new)
-                .collect()
+            (Err(problem.clone()), others.collect())
         }
-    }
+    };
+    let current = source(file.to_string(), member.to_owned(), current);
+    let all = std::iter::once(current).chain(others);
+    all.map(Arc::new).collect()
 }
 
 /// Returns the origin and the member name of a context that is not the current one. A context whose name does
