@@ -178,7 +178,9 @@ pub enum ValuesKind {
 }
 
 /// The object on the home cluster from which the hub discovered the member.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    KubeSchema, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize,
+)]
 #[x_kube(
     validation = Rule::new("self.kind == 'SelfCluster' || (has(self.name) && (self.kind == 'File' || has(self.namespace)))")
         .message("sourceRef needs namespace and name, unless its kind is SelfCluster, or File, which has a name only")

@@ -94,21 +94,10 @@ impl TargetMember {
 #[derive(Clone, Debug, Default)]
 pub(super) struct MemberIndex {
     all: BTreeMap<String, TargetMember>,
-    by_source: BTreeMap<SourceKey, BTreeSet<String>>,
+    by_source: BTreeMap<SourceRef, BTreeSet<String>>,
     by_uid: BTreeMap<String, BTreeSet<String>>,
     /// Members without a known UID.
     without_uid: BTreeSet<String>,
-}
-
-type SourceKey = (String, Option<String>, Option<String>);
-
-fn source_key(source: &SourceRef) -> SourceKey {
-    let SourceRef {
-        kind,
-        namespace,
-        name,
-    } = source.clone();
-    (kind, namespace, name)
 }
 
 impl MemberIndex {
@@ -120,7 +109,7 @@ impl MemberIndex {
     pub(super) fn insert(&mut self, name: String, member: TargetMember) -> Option<TargetMember> {
         let previous = self.remove(&name);
         if let Some(source) = &member.source {
-            let names = self.by_source.entry(source_key(source)).or_default();
+            let names = self.by_source.entry(source.clone()).or_default();
             names.insert(name.clone());
         }
         match &member.cluster_uid {
@@ -138,7 +127,7 @@ impl MemberIndex {
     pub(super) fn remove(&mut self, name: &str) -> Option<TargetMember> {
         let member = self.all.remove(name)?;
         if let Some(source) = &member.source {
-            remove_from_index(&mut self.by_source, &source_key(source), name);
+            remove_from_index(&mut self.by_source, source, name);
         }
         match &member.cluster_uid {
             Some(uid) => remove_from_index(&mut self.by_uid, uid, name),
@@ -165,11 +154,6 @@ impl MemberIndex {
                 self.insert(name, member);
             }
         }
-    }
-
-    /// Returns the first member by name.
-    fn find_by_source(&self, source: &SourceRef) -> Option<&String> {
-        self.by_source.get(&source_key(source))?.first()
     }
 
     fn find_by_uid(&self, uid: &str) -> impl Iterator<Item = (&String, &TargetMember)> {
@@ -343,8 +327,9 @@ fn member_by_profile(namespace: &str, name: &str, members: &MemberIndex) -> Resu
     })
 }
 
+/// Returns the first member by name.
 fn member_by_source(source: &SourceRef, members: &MemberIndex) -> Option<String> {
-    members.find_by_source(source).cloned()
+    members.by_source.get(source)?.first().cloned()
 }
 
 /// Returns the acting member on this cluster, preferably the one with this name.
