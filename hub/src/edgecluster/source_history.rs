@@ -123,11 +123,8 @@ impl SourceHistory {
         let (client, namespace) = (self.client.clone(), self.namespace.clone());
         if self.must_read {
             self.request.spawn(async move {
-                result_or_failed(
-                    register::load(client, &namespace)
-                        .await
-                        .map(RequestResult::Read),
-                )
+                let read = register::load(client, &namespace).await;
+                result_or_failed(read.map(RequestResult::Read))
             });
             return None;
         }
@@ -153,11 +150,8 @@ impl SourceHistory {
         let (previous, next) = (self.stored.clone(), next.clone());
         self.not_before = BootTime(now.0 + MIN_WRITE_INTERVAL);
         self.request.spawn(leader.tracked(async move {
-            result_or_failed(
-                register::save(client, &namespace, &previous, next)
-                    .await
-                    .map(RequestResult::Written),
-            )
+            let written = register::save(client, &namespace, &previous, next).await;
+            result_or_failed(written.map(RequestResult::Written))
         }));
         Some(self.not_before)
     }
