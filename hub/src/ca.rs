@@ -22,7 +22,7 @@ use krypton_types::ca_rotation::RotationPhase;
 use krypton_types::names::CA_SECRET;
 use krypton_types::root_digest::RootDigest;
 use krypton_types::spiffe::SpiffeId;
-use krypton_types::validity::BACK_DATED;
+use krypton_types::validity::{BACK_DATED, Validity};
 use kube::Client;
 use kube::api::{Api, PostParams};
 use rcgen::string::PrintableString;
@@ -207,6 +207,11 @@ impl Authority {
     /// The signing root.
     pub fn signing_root(&self) -> Option<RootDigest> {
         self.roots.first().map(|root| RootDigest::from_der(root))
+    }
+
+    /// The validity of the signing root.
+    pub(crate) fn validity(&self) -> Option<Validity> {
+        Validity::of_certificate(self.roots.first()?)
     }
 
     /// Returns the root that signed this certificate, if it is one of ours.

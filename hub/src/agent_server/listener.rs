@@ -120,11 +120,7 @@ pub async fn renew_credential(
 
 /// Publishes the expiry of the CA and of the certificate created at `issued_at`.
 fn publish_expiry(authority: &Authority, issued_at: Timestamp, metrics: &SessionMetrics) {
-    let roots = authority.roots();
-    let signing = roots
-        .first()
-        .and_then(|root| Validity::of_certificate(root));
-    if let Some(Validity { not_after: end, .. }) = signing {
+    if let Some(Validity { not_after: end, .. }) = authority.validity() {
         metrics.set_certificate_expiry("ca", end);
         let hub_end = issued_at.saturating_add(HUB_CERTIFICATE_LIFE);
         metrics.set_certificate_expiry("hub", hub_end.unwrap_or(end).min(end));

@@ -15,7 +15,6 @@ use krypton_types::ca_rotation::{
     RotationStep, STEP_PAUSE, next,
 };
 use krypton_types::names::CA_SECRET;
-use krypton_types::validity::Validity;
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use thiserror::Error;
@@ -93,11 +92,7 @@ pub(crate) async fn run(controller: RotationController, stop: CancellationToken)
 
 impl RotationController {
     fn observe_expiry(&self) {
-        let roots = self.authority.get().roots();
-        let signing = roots
-            .first()
-            .and_then(|root| Validity::of_certificate(root));
-        if let Some(validity) = signing {
+        if let Some(validity) = self.authority.get().validity() {
             self.events.notifier().ca_expiry(validity);
         }
     }
