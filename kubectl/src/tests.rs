@@ -109,8 +109,7 @@ impl FakeApiServer {
         let remaining = Arc::new(Mutex::new(VecDeque::from(responses)));
         let handler = move |_: &str| {
             let next = remaining.lock().unwrap().pop_front();
-            let (code, body) = next.expect("one request per answer");
-            json_response(code, &body)
+            json_response(next.expect("one request per answer"))
         };
         Self::with_handler(handler).await
     }
@@ -194,7 +193,7 @@ fn helm_stub(server: &FakeApiServer, script: &str) -> String {
     path.display().to_string()
 }
 
-fn json_response(code: u16, body: &Value) -> Response {
+fn json_response((code, body): (u16, Value)) -> Response {
     let json = [(header::CONTENT_TYPE, "application/json")];
     let code = StatusCode::from_u16(code).unwrap();
     (code, json, body.to_string()).into_response()

@@ -9,12 +9,11 @@ fn respond(uri: &str, allowed: bool) -> Response {
         "metadata": {}, "spec": {}, "status": {"allowed": allowed},
     });
     let version = json!({"major": "1", "minor": "36", "gitVersion": "v1.36.3"});
-    let (code, body) = match uri {
+    let mut response = json_response(match uri {
         "/version" => (200, version),
         _ if uri.contains("/selfsubjectaccessreviews") => (201, review),
         _ => failure(404, "NotFound", "no such CRD"),
-    };
-    let mut response = json_response(code, &body);
+    });
     let date = "Fri, 02 Jan 2026 03:04:05 GMT".parse().unwrap();
     response.headers_mut().insert(header::DATE, date);
     response
@@ -55,10 +54,7 @@ async fn check_prints_json_with_link_of_defect() {
 #[tokio::test]
 async fn check_of_hub_only_omits_members() {
     let respond = |uri: &str| match uri.contains("/edgeclusters?") {
-        true => {
-            let (code, body) = list_of(fleet(), "");
-            json_response(code, &body)
-        }
+        true => json_response(list_of(fleet(), "")),
         false => respond(uri, true),
     };
     let server = FakeApiServer::with_handler(respond).await;
@@ -96,13 +92,12 @@ fn respond_with_kinds(uri: &str, allowed: bool) -> Response {
         "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
         "metadata": {}, "spec": {}, "status": {"allowed": allowed},
     });
-    let (code, body) = match uri {
+    json_response(match uri {
         "/api/v1" => (200, kinds),
         _ if uri.contains("/subjectaccessreviews") => (201, review),
         _ if uri.contains("/pods") => list_of(Vec::new(), ""),
         _ => return respond(uri, allowed),
-    };
-    json_response(code, &body)
+    })
 }
 
 #[tokio::test]
@@ -162,7 +157,7 @@ fn respond_with_defects(uri: &str, code: u16) -> Response {
         "spec": {"serviceAccountName": "hub", "containers": [{"name": "krypton-hub"}]},
     });
     let version = json!({"major": "1", "minor": "29", "gitVersion": "v1.29.0"});
-    let (code, body) = match uri {
+    let mut response = json_response(match uri {
         "/version" => (200, version),
         _ if code != 200 => failure(code, "Failed", "no"),
         _ if uri.contains("/leases/") => (200, lease),
@@ -172,8 +167,7 @@ fn respond_with_defects(uri: &str, code: u16) -> Response {
             (200, json!({"metadata": {}, "data": {"version": "0.0.1"}}))
         }
         _ => return respond_with_kinds(uri, false),
-    };
-    let mut response = json_response(code, &body);
+    });
     let date = "Fri, 02 Jan 2026 03:06:05 GMT".parse().unwrap();
     response.headers_mut().insert(header::DATE, date);
     response

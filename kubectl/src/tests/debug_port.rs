@@ -115,31 +115,28 @@ async fn cluster(
     debug_address: Option<SocketAddr>,
 ) -> FakeApiServer {
     let router = Router::new().fallback(move |request: Request| {
-        let respond = |(code, body): (u16, Value)| json_response(code, &body);
         let path = request.uri().path().to_owned();
         let forward = format!("/api/v1/namespaces/krypton/pods/{listening_pod}/portforward");
         let lease = "/apis/coordination.k8s.io/v1/namespaces/krypton-system/leases/krypton-agent";
         let response = match path.as_str() {
-            "/api/v1/namespaces/krypton/pods" => respond(list_of(pods.clone(), "")),
+            "/api/v1/namespaces/krypton/pods" => json_response(list_of(pods.clone(), "")),
             path if path == forward => forwarded(request, debug_address),
-            path if path == lease => json_response(
-                200,
-                &json!({
-                    "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-                    "metadata": {"name": "krypton-agent"},
-                    "spec": {"holderIdentity": "agent/krypton-agent-b/00000001@uid"},
-                }),
-            ),
-            path if path.ends_with("/krypton-hub-gone/portforward") => {
-                respond(failure(404, "NotFound", "pods not found"))
+            path if path == lease => {
+                let spec = json!({"holderIdentity": "agent/krypton-agent-b/00000001@uid"});
+                json_response((
+                    200,
+                    json!({"metadata": {"name": "krypton-agent"}, "spec": spec}),
+                ))
             }
-            path if path.ends_with("/krypton-hub-away/portforward") => respond(failure(
-                502,
-                "BadGateway",
-                "error dialing backend: no route to host",
-            )),
-            path if path.ends_with("/pods") => respond(list_of(Vec::new(), "")),
-            _ => respond(failure(403, "Forbidden", "not you")),
+            path if path.ends_with("/krypton-hub-gone/portforward") => {
+                json_response(failure(404, "NotFound", "pods not found"))
+            }
+            path if path.ends_with("/krypton-hub-away/portforward") => {
+                let message = "error dialing backend: no route to host";
+                json_response(failure(502, "BadGateway", message))
+            }
+            path if path.ends_with("/pods") => json_response(list_of(Vec::new(), "")),
+            _ => json_response(failure(403, "Forbidden", "not you")),
         };
         async move { response }
     });
@@ -315,11 +312,10 @@ async fn loopback_debug_address_is_used_without_pod() {
 async fn fleet_list_rejects_unknown_member_or_tenant() {
     let (debug_address, _) = debug_port().await;
     let server = FakeApiServer::with_handler(|uri| {
-        let (code, body) = match uri.contains("/edgeclusters/edge-1") {
+        json_response(match uri.contains("/edgeclusters/edge-1") {
             true => (200, fleet().remove(0)),
             false => failure(404, "NotFound", "no"),
-        };
-        json_response(code, &body)
+        })
     });
     let server = server.await;
     let address_flag = format!("--debug-address={debug_address}");

@@ -233,11 +233,10 @@ async fn namespace_flags_and_context_select_list_scope() {
 async fn global_flags_work_on_both_sides_of_verb() {
     let router = Router::new().fallback(|headers: HeaderMap| async move {
         let user = headers.get("impersonate-user");
-        let (code, body) = match user.is_some_and(|user| user == "jane") {
+        json_response(match user.is_some_and(|user| user == "jane") {
             true => list_of(tenants(), ""),
             false => failure(403, "Forbidden", "not you"),
-        };
-        json_response(code, &body)
+        })
     });
     let server = FakeApiServer::serve(router).await;
     let file = server.directory.path().join("other");

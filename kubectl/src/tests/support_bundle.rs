@@ -14,32 +14,26 @@ async fn support_bundle_redacts_secrets_and_lists_missing_files() {
         })
     };
     let server = FakeApiServer::with_handler(move |uri| {
-        let text = |text: &str| (StatusCode::OK, text.to_owned()).into_response();
-        let respond = |(code, body): (u16, Value)| json_response(code, &body);
         let path = uri.split('?').next().unwrap();
-        match path {
-            "/apis/mesh.openkcm.io/v1alpha1/edgeclusters" => respond(list_of(fleet(), "")),
+        json_response(match path {
+            "/apis/mesh.openkcm.io/v1alpha1/edgeclusters" => list_of(fleet(), ""),
             "/apis/mesh.openkcm.io/v1alpha1/tenants" => {
                 let mut acme = tenant("default", "acme", json!({"lastMessage": "token: canary"}));
                 acme["spec"]["values"] = json!({"db": "canary"});
-                respond(list_of(vec![acme], ""))
+                list_of(vec![acme], "")
             }
-            "/api/v1/namespaces/krypton-system/pods" => respond(list_of(
-                vec![pod("krypton-hub-0", "krypton-hub"), pod("somebody", "else")],
-                "",
-            )),
+            "/api/v1/namespaces/krypton-system/pods" => {
+                let pods = [pod("krypton-hub-0", "krypton-hub"), pod("somebody", "else")];
+                list_of(pods.to_vec(), "")
+            }
             "/api/v1/namespaces/krypton-system/pods/krypton-hub-0/log" => {
                 match uri.contains("previous=true") {
-                    true => respond(failure(
-                        400,
-                        "BadRequest",
-                        "previous terminated container not found",
-                    )),
-                    false => text("hub starts\npassword=canary\n"),
+                    true => failure(400, "BadRequest", "previous terminated container not found"),
+                    false => return "hub starts\npassword=canary\n".into_response(),
                 }
             }
-            _ => respond(failure(403, "Forbidden", "not you")),
-        }
+            _ => failure(403, "Forbidden", "not you"),
+        })
     })
     .await;
     let folder = tempfile::tempdir().unwrap();
@@ -84,10 +78,8 @@ async fn support_bundle_redacts_secrets_and_lists_missing_files() {
     // The command overwrites no file. If it can read nothing, it creates no file.
     let second_error = server.run(&args).await.unwrap_err();
     assert_eq!(second_error.exit_code(), ExitCode::Refused);
-    let forbidding_server = FakeApiServer::with_handler(|_| {
-        let (code, body) = failure(403, "Forbidden", "not you");
-        json_response(code, &body)
-    });
+    let forbidding_server =
+        FakeApiServer::with_handler(|_| json_response(failure(403, "Forbidden", "not you")));
     let unwritten_file = folder.path().join("none.tar.gz");
     let args = ["support-bundle", "--file", unwritten_file.to_str().unwrap()];
     let error = forbidding_server.await.run(&args).await.unwrap_err();

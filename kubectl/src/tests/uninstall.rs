@@ -5,11 +5,10 @@ use super::*;
 /// A cluster without Deployments, pods and CRDs.
 async fn empty_cluster() -> FakeApiServer {
     FakeApiServer::with_handler(|uri| {
-        let (code, body) = match uri.contains("/deployments") {
+        json_response(match uri.contains("/deployments") {
             true => list_of(Vec::new(), ""),
             false => failure(404, "NotFound", "not found"),
-        };
-        json_response(code, &body)
+        })
     })
     .await
 }

@@ -48,11 +48,7 @@ async fn wait_continues_after_failed_read() {
 
 #[tokio::test]
 async fn wait_ends_with_its_last_failure() {
-    let server = FakeApiServer::with_handler(|_| {
-        let (code, body) = unavailable();
-        json_response(code, &body)
-    })
-    .await;
+    let server = FakeApiServer::with_handler(|_| json_response(unavailable())).await;
     let error = wait_for_member(&server, Duration::from_secs(2)).await;
     assert_eq!(error.unwrap_err().code(), Some(503));
 }
