@@ -37,15 +37,14 @@ fn no_member() -> (u16, Value) {
     failure(404, "NotFound", "edgeclusters \"edge-1\" not found")
 }
 
-/// A server whose hub names its address, without a member of the name.
+/// The responses of a hub that names its address, without a pod, and without a member of the name.
+fn joinable() -> Vec<(u16, Value)> {
+    let info = join_info("hub:1");
+    vec![info, no_pods(), no_member(), created_secret()]
+}
+
 pub(super) async fn joinable_server() -> FakeApiServer {
-    FakeApiServer::with_responses(vec![
-        join_info("hub:1"),
-        no_pods(),
-        no_member(),
-        created_secret(),
-    ])
-    .await
+    FakeApiServer::with_responses(joinable()).await
 }
 
 #[tokio::test]
@@ -58,129 +57,67 @@ async fn join_prints_bundle_and_next_command() {
     assert_eq!(bundle.cluster, "edge-1");
     assert_eq!(bundle.addresses, ["hub:7443", "10.0.0.1:7443"]);
     assert_eq!(bundle.expires.to_string(), "2026-01-02T04:04:05Z");
-    assert!(
-        output
-            .stderr
-            .contains("install agent --bundle edge-1.yaml --set-string image.registry=r --set-string image.tag=1\n")
-            && output.stderr.contains("until 2026-01-02T04:04:05Z"),
-        "{}",
-        output.stderr
-    );
+    let command = "install agent --bundle edge-1.yaml --set-string image.registry=r --set-string image.tag=1\n";
+    for expected in [command, "until 2026-01-02T04:04:05Z"] {
+        assert!(output.stderr.contains(expected), "{}", output.stderr);
+    }
     let uris = server.uris();
-    assert_eq!(
-        uris[0],
-        "/api/v1/namespaces/krypton-system/configmaps/krypton-hub-join"
-    );
-    assert_eq!(
-        uris[2],
-        "/apis/mesh.openkcm.io/v1alpha1/edgeclusters/edge-1"
-    );
-    assert!(
-        uris[3].starts_with("/api/v1/namespaces/krypton-system/secrets"),
-        "{uris:?}"
-    );
+    let namespace = "/api/v1/namespaces/krypton-system";
+    assert_eq!(uris[0], format!("{namespace}/configmaps/krypton-hub-join"));
+    let member = "/apis/mesh.openkcm.io/v1alpha1/edgeclusters/edge-1";
+    assert_eq!(uris[2], member);
+    let secrets = format!("{namespace}/secrets");
+    assert!(uris[3].starts_with(&secrets), "{uris:?}");
 }
 
 #[tokio::test]
 async fn join_searches_candidate_namespaces_for_hub() {
     let forbidden = || failure(403, "Forbidden", "configmaps is forbidden: no");
-    for first_response in [no_join_info(), forbidden()] {
-        let responses = vec![
-            first_response,
-            no_join_info(),
-            join_info("hub:1"),
-            no_pods(),
-            no_member(),
-            created_secret(),
-        ];
+    let join = ["join", "edge-1"];
+    let join_in_hub = ["join", "edge-1", "--hub-namespace", "hub"];
+    for (args, first_responses, namespace) in [
+        (&join[..], vec![no_join_info(), no_join_info()], "team"),
+        (&join, vec![forbidden(), no_join_info()], "team"),
+        (&join, vec![no_join_info()], "krypton"),
+        (&join_in_hub, Vec::new(), "hub"),
+    ] {
+        let responses = [first_responses, joinable()].concat();
         let server = FakeApiServer::with_responses(responses).await;
-        server.run(&["join", "edge-1"]).await.unwrap();
-        assert!(server.uris()[5].contains("/team/secrets"));
+        server.run(args).await.unwrap();
+        let uri = server.uris().pop().unwrap();
+        assert!(uri.contains(&format!("/{namespace}/secrets")), "{uri}");
     }
-    let server = FakeApiServer::with_responses(vec![
-        no_join_info(),
-        join_info("hub:1"),
-        no_pods(),
-        no_member(),
-        created_secret(),
-    ])
-    .await;
-    server.run(&["join", "edge-1"]).await.unwrap();
-    assert!(server.uris()[4].contains("/krypton/secrets"));
-    let server = joinable_server().await;
-    server
-        .run(&["join", "edge-1", "--hub-namespace", "hub"])
-        .await
-        .unwrap();
-    assert!(server.uris()[3].contains("/hub/secrets"));
-
-    let server = FakeApiServer::with_responses(vec![
-        no_join_info(),
-        no_join_info(),
-        no_join_info(),
-        no_pods(),
-        no_pods(),
-        no_pods(),
-    ])
-    .await;
-    let text = server.error(&["join", "edge-1"]).await;
-    assert!(
-        text.contains("in the namespaces krypton-system and krypton and team"),
-        "{text}"
-    );
-    let text = error_with(
-        vec![no_join_info(), no_pods()],
-        &["join", "edge-1", "--hub-namespace", "hub"],
-    )
-    .await;
+    let three = |response: fn() -> (u16, Value)| vec![response(), response(), response()];
+    let text = error_with([three(no_join_info), three(no_pods)].concat(), &join).await;
+    let expected = "in the namespaces krypton-system and krypton and team";
+    assert!(text.contains(expected), "{text}");
+    let text = error_with(vec![no_join_info(), no_pods()], &join_in_hub).await;
     assert!(text.contains("in the namespace hub,"), "{text}");
-    let text = error_with(
-        vec![forbidden(), no_join_info(), no_join_info()],
-        &["join", "edge-1"],
-    )
-    .await;
-    assert!(
-        text.contains("verb get on configmaps")
-            && text.contains("krypton-hub-join in the namespace krypton-system"),
-        "{text}"
-    );
+    let responses = vec![forbidden(), no_join_info(), no_join_info()];
+    let text = error_with(responses, &join).await;
+    assert!(text.contains("verb get on configmaps"), "{text}");
+    let expected = "krypton-hub-join in the namespace krypton-system";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[tokio::test]
 async fn join_waits_for_hub_that_starts() {
-    let responses = vec![
-        no_join_info(),
-        hub_pod(),
-        join_info("hub:1"),
-        hub_pod(),
-        no_member(),
-        created_secret(),
-    ];
+    let mut responses = vec![no_join_info(), hub_pod()];
+    responses.extend(joinable());
     let server = FakeApiServer::with_responses(responses).await;
-    server
-        .run(&["join", "edge-1", "--hub-namespace", "hub"])
-        .await
-        .unwrap();
+    let args = ["join", "edge-1", "--hub-namespace", "hub"];
+    server.run(&args).await.unwrap();
     assert_eq!(server.uris().len(), 6);
 }
 
 #[tokio::test]
 async fn join_requires_published_or_explicit_address() {
-    let server = FakeApiServer::with_responses(vec![join_info("")]).await;
-    let text = server.error(&["join", "edge-1"]).await;
-    assert!(
-        text.contains("--advertise=HOST:PORT") && text.contains("--address HOST:PORT"),
-        "{text}"
-    );
-    let server = joinable_server().await;
-    let args = [
-        "join",
-        "edge-1",
-        "--address=a:1",
-        "--address=b:2",
-        "--ttl=30m",
-    ];
-    let output = server.run(&args).await.unwrap();
+    let join = ["join", "edge-1"];
+    let text = error_with(vec![join_info("")], &join).await;
+    assert!(text.contains("--advertise=HOST:PORT"), "{text}");
+    assert!(text.contains("--address HOST:PORT"), "{text}");
+    let flags = ["--address=a:1", "--address=b:2", "--ttl=30m"];
+    let output = run_with(joinable(), &[&join[..], &flags].concat()).await;
     let bundle = krypton_types::join_bundle::JoinBundle::parse(&output.stdout).unwrap();
     assert_eq!(bundle.addresses, ["a:1", "b:2"]);
     assert_eq!(bundle.expires.to_string(), "2026-01-02T03:34:05Z");
@@ -195,11 +132,8 @@ async fn published_join_info_is_validated_before_token_creation() {
         (join_info("hub"), "\"hub\" is not HOST:PORT"),
     ] {
         let text = error_with(vec![info], &["join", "edge-1"]).await;
-        assert!(
-            text.contains(expected)
-                && text.contains("ConfigMap krypton-hub-join in the namespace krypton-system"),
-            "{text}"
-        );
+        let object = "ConfigMap krypton-hub-join in the namespace krypton-system";
+        assert!(text.contains(expected) && text.contains(object), "{text}");
     }
 }
 
@@ -213,29 +147,18 @@ async fn unknown_image_of_hub_is_reported() {
         (&["--chart=own"], false),
     ];
     for (flags, is_hinted) in cases {
-        let server = joinable_server().await;
         let args = [&["join", "edge-1"][..], flags].concat();
-        let output = server.run(&args).await.unwrap();
+        let output = run_with(joinable(), &args).await;
         assert_eq!(output.stderr.contains(hint), is_hinted, "{flags:?}");
     }
-    let responses = vec![
-        join_info("127.0.0.1:1"),
-        no_pods(),
-        no_member(),
-        created_secret(),
-        no_pods(),
-    ];
+    let mut responses = joinable();
+    responses[0] = join_info("127.0.0.1:1");
+    responses.push(no_pods());
     let server = FakeApiServer::with_responses(responses).await;
     let helm = helm_stub(&server, "[ \"$1\" = version ]");
-    let flags = [
-        "--agent-context=home",
-        "--skip-checks",
-        "--helm",
-        helm.as_str(),
-    ];
-    let error = server
-        .error(&[&["join", "edge-1"][..], &flags].concat())
-        .await;
+    let flags = ["--agent-context=home", "--skip-checks", "--helm", &helm];
+    let args = [&["join", "edge-1"][..], &flags].concat();
+    let error = server.error(&args).await;
     for expected in ["a possible cause: ", hint, "Helm failed for krypton-agent"] {
         assert!(error.contains(expected), "{error}");
     }
@@ -244,13 +167,8 @@ async fn unknown_image_of_hub_is_reported() {
 #[tokio::test]
 async fn join_names_missing_secret_create_permission() {
     let forbidden = failure(403, "Forbidden", "secrets is forbidden: no");
-    let text = error_with(
-        vec![join_info("hub:1"), no_pods(), no_member(), forbidden],
-        &["join", "edge-1"],
-    )
-    .await;
-    assert!(
-        text.contains("verb create on secrets") && text.contains("\"home\""),
-        "{text}"
-    );
+    let responses = vec![join_info("hub:1"), no_pods(), no_member(), forbidden];
+    let text = error_with(responses, &["join", "edge-1"]).await;
+    assert!(text.contains("verb create on secrets"), "{text}");
+    assert!(text.contains("\"home\""), "{text}");
 }

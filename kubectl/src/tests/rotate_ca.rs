@@ -15,6 +15,11 @@ fn root_digest(content: &str) -> String {
     krypton_types::root_digest::RootDigest::from_der(content.as_bytes()).to_string()
 }
 
+/// The Secret during this phase of a rotation, then the members.
+fn rotation_in_phase(phase: &str) -> Vec<(u16, Value)> {
+    vec![ca_secret_in_phase(phase), members_during_rotation()]
+}
+
 fn ca_secret_in_phase(phase: &str) -> (u16, Value) {
     let rotation_state =
         json!({"phase": phase, "root": root_digest("new"), "since": "2026-01-02T03:00:05Z"});
@@ -72,53 +77,32 @@ async fn rotate_ca_patches_annotation_without_reading_key() {
 
 #[tokio::test]
 async fn there_is_one_rotation_at_a_time() {
-    let requested = || ca_secret(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:04:00Z"}));
+    let requested = ca_secret(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:04:00Z"}));
     for (responses, expected) in [
-        (
-            vec![ca_secret_in_phase("Announced"), members_during_rotation()],
-            "in progress (Announced)",
-        ),
-        (
-            vec![ca_secret_in_phase("Switched"), members_during_rotation()],
-            "in progress (Switched)",
-        ),
-        (vec![requested()], "requested already"),
+        (rotation_in_phase("Announced"), "in progress (Announced)"),
+        (rotation_in_phase("Switched"), "in progress (Switched)"),
+        (vec![requested], "requested already"),
     ] {
-        let server = FakeApiServer::with_responses(responses).await;
-        let text = server.error(&["rotate-ca"]).await;
-        assert!(
-            text.contains(expected) && text.contains("--status"),
-            "{text}"
-        );
+        let text = error_with(responses, &["rotate-ca"]).await;
+        let is_complete = text.contains(expected) && text.contains("--status");
+        assert!(is_complete, "{text}");
     }
     // After a completed rotation, the user can start another.
-    let server = FakeApiServer::with_responses(vec![
-        ca_secret_in_phase("Steady"),
-        members_during_rotation(),
-        ca_secret(json!({})),
-    ])
-    .await;
-    server.run(&["rotate-ca"]).await.unwrap();
+    let mut responses = rotation_in_phase("Steady");
+    responses.push(ca_secret(json!({})));
+    run_with(responses, &["rotate-ca"]).await;
     // After a conflict, the command evaluates the hub's new state.
     let conflict = failure(409, "Conflict", "the object has been modified");
-    let responses = vec![
-        ca_secret(json!({})),
-        conflict,
-        ca_secret_in_phase("Announced"),
-        members_during_rotation(),
-    ];
+    let mut responses = vec![ca_secret(json!({})), conflict];
+    responses.extend(rotation_in_phase("Announced"));
     let text = error_with(responses, &["rotate-ca"]).await;
     assert!(text.contains("in progress"), "{text}");
 }
 
 #[tokio::test]
 async fn rotation_status_shows_phase_and_pending_clusters() {
-    let server = FakeApiServer::with_responses(vec![
-        ca_secret_in_phase("Announced"),
-        members_during_rotation(),
-    ])
-    .await;
-    let output = server.run(&["rotate-ca", "--status"]).await.unwrap();
+    let show = ["rotate-ca", "--status"];
+    let output = run_with(rotation_in_phase("Announced"), &show).await;
     let expected = format!(
         "\
 Announced 4m ago: agents receive the new root; when all trust it, it signs. It is {}.
@@ -129,42 +113,24 @@ edge-3        True        2m          0.1.0   its agent is too old to report its
         root_digest("new").get(..16).unwrap()
     );
     assert_eq!(output.stdout, expected);
-    let server = FakeApiServer::with_responses(vec![
-        ca_secret_in_phase("Switched"),
-        members_during_rotation(),
-    ])
-    .await;
-    let output = server.run(&["rotate-ca", "--status"]).await.unwrap();
-    assert!(
-        output.stdout.starts_with("Switched 4m ago") && output.stdout.contains("edge-1  "),
-        "{}",
-        output.stdout
-    );
-    let server =
-        FakeApiServer::with_responses(vec![ca_secret_in_phase("Announced"), list_of(vec![], "")])
-            .await;
-    let output = server.run(&["rotate-ca", "--status"]).await.unwrap();
-    assert!(output.stdout.ends_with("No cluster blocks the rotation.\n"));
-    let server = FakeApiServer::with_responses(vec![ca_secret(json!({}))]).await;
-    let output = server.run(&["rotate-ca", "--status"]).await.unwrap();
-    assert!(output.stdout.contains("there has been none"));
+    let stdout = run_with(rotation_in_phase("Switched"), &show).await.stdout;
+    assert!(stdout.starts_with("Switched 4m ago"), "{stdout}");
+    assert!(stdout.contains("edge-1  "), "{stdout}");
+    let no_members = vec![ca_secret_in_phase("Announced"), list_of(vec![], "")];
+    let stdout = run_with(no_members, &show).await.stdout;
+    assert!(stdout.ends_with("No cluster blocks the rotation.\n"));
+    let stdout = run_with(vec![ca_secret(json!({}))], &show).await.stdout;
+    assert!(stdout.contains("there has been none"));
     let requested = ca_secret(json!({"mesh.openkcm.io/rotate-ca": "2026-01-02T03:02:05Z"}));
-    let output = run_with(vec![requested], &["rotate-ca", "--status"]).await;
-    assert!(output.stdout.contains("requested 2m ago"), "{output:?}");
-    assert!(
-        output.stderr.contains("No hub has accepted it"),
-        "{output:?}"
-    );
+    let CommandOutput { stdout, stderr } = run_with(vec![requested], &show).await;
+    assert!(stdout.contains("requested 2m ago"), "{stdout}");
+    assert!(stderr.contains("No hub has accepted it"), "{stderr}");
 }
 
 #[tokio::test]
 async fn only_named_clusters_are_locked_out() {
     let lock_out_error = async |args: &[&str]| {
-        let server = FakeApiServer::with_responses(vec![
-            ca_secret_in_phase("Announced"),
-            members_during_rotation(),
-        ])
-        .await;
+        let server = FakeApiServer::with_responses(rotation_in_phase("Announced")).await;
         let text = server.error(args).await;
         assert_eq!(server.uris().len(), 2, "nothing is written");
         text
@@ -183,11 +149,8 @@ async fn only_named_clusters_are_locked_out() {
     let text = lock_out_error(&args).await;
     assert!(text.contains("edge-4 is not waited for"), "{text}");
 
-    let responses = vec![
-        ca_secret_in_phase("Announced"),
-        members_during_rotation(),
-        ca_secret(json!({})),
-    ];
+    let mut responses = rotation_in_phase("Announced");
+    responses.push(ca_secret(json!({})));
     let server = FakeApiServer::with_responses(responses).await;
     let args = ["rotate-ca", "--force", "--lock-out", "edge-3,edge-2"];
     let output = server.run(&args).await.unwrap();
@@ -202,17 +165,13 @@ async fn only_named_clusters_are_locked_out() {
         json!({"root": root_digest("new"), "announced": ["edge-2", "edge-3"], "switched": []});
     assert_eq!(lock_out, expected);
 
-    let cases: &[(Vec<(u16, Value)>, &str)] = &[
+    let no_members = vec![ca_secret_in_phase("Announced"), list_of(vec![], "")];
+    for (responses, word) in [
         (vec![ca_secret(json!({}))], "no rotation is in progress"),
-        (
-            vec![ca_secret_in_phase("Announced"), list_of(vec![], "")],
-            "no cluster blocks the rotation",
-        ),
-    ];
-    for (responses, word) in cases {
-        let server = FakeApiServer::with_responses(responses.clone()).await;
+        (no_members, "no cluster blocks the rotation"),
+    ] {
         let args = ["rotate-ca", "--force", "--lock-out=edge-2"];
-        let text = server.error(&args).await;
+        let text = error_with(responses, &args).await;
         assert!(text.contains(word), "{text}");
     }
     let server = FakeApiServer::with_responses(vec![]).await;
@@ -229,22 +188,16 @@ async fn only_named_clusters_are_locked_out() {
 async fn rotate_ca_error_names_missing_verb_or_namespaces() {
     let forbidden = || failure(403, "Forbidden", "secrets is forbidden: no");
     let missing = || failure(404, "NotFound", "not found");
+    let announced = ca_secret_in_phase("Announced");
+    let namespaces = "krypton-system and krypton and team";
     for (responses, expected) in [
         (vec![forbidden(), forbidden(), forbidden()], "verb get"),
         (vec![ca_secret(json!({})), forbidden()], "verb patch"),
-        (
-            vec![ca_secret_in_phase("Announced"), forbidden()],
-            "verb list",
-        ),
-        (
-            vec![missing(), missing(), missing()],
-            "krypton-system and krypton and team",
-        ),
+        (vec![announced, forbidden()], "verb list"),
+        (vec![missing(), missing(), missing()], namespaces),
     ] {
         let text = error_with(responses, &["rotate-ca"]).await;
-        assert!(
-            text.contains(expected) && text.contains("\"home\""),
-            "{text}"
-        );
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains("\"home\""), "{text}");
     }
 }
