@@ -191,182 +191,115 @@ fn failure_shows_cause_and_next_step() {
     ];
     for (next, line) in cases {
         let cause = "  ✗ InstallFailed: helm said no\n      → correct the chart";
-        assert_explained(
-            &sources_with_member(failed_tenant(next), edge_cluster()),
-            false,
-            &[cause, line],
-        );
+        let sources = sources_with_member(failed_tenant(next), edge_cluster());
+        assert_explained(&sources, false, &[cause, line]);
     }
     // The command ignores the unknown step of a later version.
     let unknown_step = json!({"cluster": "edge-1", "action": "Ponder", "attempts": 0});
-    assert_explained(
-        &sources_with_member(failed_tenant(unknown_step), edge_cluster()),
-        false,
-        &["✗ InstallFailed"],
-    );
+    assert_tenant(failed_tenant(unknown_step), false, "✗ InstallFailed");
 }
 
-/// Checks the readiness and a line of the explanation of each Tenant.
-fn assert_tenants_explained(cases: Vec<(Value, bool, &str)>) {
-    for (tenant, ready, line) in cases {
-        assert_explained(&sources_with_member(tenant, edge_cluster()), ready, &[line]);
-    }
+/// Checks the readiness and a line of the explanation of a Tenant on a healthy member.
+#[track_caller]
+fn assert_tenant(tenant: Value, ready: bool, line: &str) {
+    assert_explained(&sources_with_member(tenant, edge_cluster()), ready, &[line]);
 }
 
 #[test]
 fn tenant_metadata_is_explained() {
-    let annotated = |name: &str, value: &str| {
-        with_field(
-            healthy_tenant(),
-            "/metadata/annotations",
-            json!({ name: value }),
-        )
-    };
-    let cases: Vec<(Value, bool, &str)> = vec![
-        (
-            annotated("mesh.openkcm.io/paused", "true"),
-            true,
-            "! paused by an annotation: nothing is written for it but its status\n    → kubectl krypton resume tenant acme -n default\n",
-        ),
-        (
-            annotated("mesh.openkcm.io/paused", "false"),
-            true,
-            "✓ Installed",
-        ),
-        (
-            annotated("mesh.openkcm.io/orphan", "true"),
-            true,
-            "! annotated as an orphan",
-        ),
-        (
-            with_field(
-                with_field(
-                    healthy_tenant(),
-                    "/metadata/deletionTimestamp",
-                    json!("2026-11-23T00:35:00Z"),
-                ),
-                "/metadata/finalizers",
-                json!(["a/b"]),
-            ),
-            false,
-            "! being deleted since 2026-11-23T00:35:00Z (5m ago), held by the finalizers a/b\n",
-        ),
-        (
-            with_field(healthy_tenant(), "/metadata/generation", json!(2)),
-            false,
-            "! it was changed, and its status does not reflect the change yet",
-        ),
-        (
-            with_field(healthy_tenant(), "/status", json!({})),
-            false,
-            "? it has no status yet\n    → see its events",
-        ),
-    ];
-    assert_tenants_explained(cases);
+    let with = |pointer: &str, value: Value| with_field(healthy_tenant(), pointer, value);
+    let annotated = |name: &str, value: &str| with("/metadata/annotations", json!({ name: value }));
+    let line = "! paused by an annotation: nothing is written for it but its status\n    → kubectl krypton resume tenant acme -n default\n";
+    assert_tenant(annotated("mesh.openkcm.io/paused", "true"), true, line);
+    let line = "✓ Installed";
+    assert_tenant(annotated("mesh.openkcm.io/paused", "false"), true, line);
+    let line = "! annotated as an orphan";
+    assert_tenant(annotated("mesh.openkcm.io/orphan", "true"), true, line);
+    let deleted = with("/metadata/deletionTimestamp", json!("2026-11-23T00:35:00Z"));
+    let deleted = with_field(deleted, "/metadata/finalizers", json!(["a/b"]));
+    let line = "! being deleted since 2026-11-23T00:35:00Z (5m ago), held by the finalizers a/b\n";
+    assert_tenant(deleted, false, line);
+    let line = "! it was changed, and its status does not reflect the change yet";
+    assert_tenant(with("/metadata/generation", json!(2)), false, line);
+    let line = "? it has no status yet\n    → see its events";
+    assert_tenant(with("/status", json!({})), false, line);
 }
 
 #[test]
 fn tenant_conditions_are_explained_with_remedy() {
-    let error = |reason: &str| {
-        let error = Some((reason, "so it is"));
-        tenant(("False", reason, "so it is"), reason, error)
-    };
-    let cases: Vec<(Value, bool, &str)> = vec![
+    for (reason, line) in [
         (
-            error(reason::CHART_NOT_LOADED),
-            false,
+            reason::CHART_NOT_LOADED,
             "✗ ChartNotLoaded: so it is\n      → check that the hub can reach the repository",
         ),
         (
-            error(reason::VERSION_NOT_FOUND),
-            false,
+            reason::VERSION_NOT_FOUND,
             "✗ VersionNotFound: so it is\n      → correct chart.version",
         ),
         (
-            error(reason::RELEASE_IN_USE),
-            false,
+            reason::RELEASE_IN_USE,
             "✗ ReleaseInUse: so it is\n      → annotate with mesh.openkcm.io/adopt=true",
         ),
-        (
-            tenant(("False", "Installing", "w"), "Installing", None),
+    ] {
+        let error = Some((reason, "so it is"));
+        assert_tenant(
+            tenant(("False", reason, "so it is"), reason, error),
             false,
+            line,
+        );
+    }
+    for (ready, progress, line) in [
+        (
+            ("False", "Installing", "w"),
+            "Installing",
             "! Installing: working\n",
         ),
         (
-            tenant(
-                ("False", "NotReady", "Deployment a/b: 0 of 1"),
-                "NoChange",
-                None,
-            ),
-            false,
+            ("False", "NotReady", "Deployment a/b: 0 of 1"),
+            "NoChange",
             "✗ NotReady: Deployment a/b: 0 of 1\n      → look at the workload",
         ),
         (
-            tenant(
-                ("True", "Installed", "ok; drift: ConfigMap a is deleted"),
-                "NoChange",
-                None,
-            ),
-            true,
+            ("True", "Installed", "ok; drift: ConfigMap a is deleted"),
+            "NoChange",
             "✓ Installed: ok\n  ! it has drifted from its chart: ConfigMap a is deleted",
         ),
         (
-            tenant(("True", "Installed", ""), "Paused", None),
-            true,
+            ("True", "Installed", ""),
+            "Paused",
             "! nothing is changed there: Paused: working\n      → kubectl krypton resume",
         ),
         (
-            tenant(
-                ("Unknown", "ClusterUnreachable", "silent"),
-                "NoChange",
-                None,
-            ),
-            false,
+            ("Unknown", "ClusterUnreachable", "silent"),
+            "NoChange",
             "? ClusterUnreachable: silent",
         ),
-        (
-            tenant(
-                ("False", "InstallFailed", ""),
-                "InstallFailed",
-                Some(("InstallFailed", "not ready 300 s after the install: x")),
-            ),
-            false,
-            "! no retry is needed: it is Ready as soon as its workloads are",
-        ),
-        (
-            with_condition(
-                with_field(
-                    healthy_tenant(),
-                    "/spec",
-                    json!({"clusterRef": {"secretName": "edge-9"}}),
-                ),
-                condition("TargetClusterResolved", "False", "ClusterNotFound", "none"),
-            ),
-            true,
-            "✗ ClusterNotFound: none\n    → correct spec.clusterRef",
-        ),
-        (
-            with_condition(
-                with_field(
-                    healthy_tenant(),
-                    "/status/placement",
-                    json!({"cluster": "edge-1", "clusterUid": "u"}),
-                ),
-                condition("Placed", "False", "AlreadyThere", "somebody's"),
-            ),
-            true,
-            "✓ Tenant default/acme is placed on edge-1 by the home cluster\n✗ AlreadyThere: somebody's\n    → it is shown",
-        ),
-        (
-            with_condition(
-                healthy_tenant(),
-                condition("Placed", "Unknown", "Ordered", "not yet"),
-            ),
-            true,
-            "? Ordered: not yet",
-        ),
-    ];
-    assert_tenants_explained(cases);
+    ] {
+        assert_tenant(tenant(ready, progress, None), ready.0 == "True", line);
+    }
+    let ready = ("False", "InstallFailed", "");
+    let error = ("InstallFailed", "not ready 300 s after the install: x");
+    let line = "! no retry is needed: it is Ready as soon as its workloads are";
+    assert_tenant(tenant(ready, "InstallFailed", Some(error)), false, line);
+    let target = json!({"clusterRef": {"secretName": "edge-9"}});
+    let elsewhere = with_field(healthy_tenant(), "/spec", target);
+    let unresolved = condition("TargetClusterResolved", "False", "ClusterNotFound", "none");
+    let line = "✗ ClusterNotFound: none\n    → correct spec.clusterRef";
+    assert_tenant(with_condition(elsewhere, unresolved), true, line);
+    let placement = json!({"cluster": "edge-1", "clusterUid": "u"});
+    let placed = with_field(healthy_tenant(), "/status/placement", placement);
+    let there = condition("Placed", "False", "AlreadyThere", "somebody's");
+    let line = "✓ Tenant default/acme is placed on edge-1 by the home cluster\n✗ AlreadyThere: somebody's\n    → it is shown";
+    assert_tenant(with_condition(placed, there), true, line);
+    let ordered = condition("Placed", "Unknown", "Ordered", "not yet");
+    let line = "? Ordered: not yet";
+    assert_tenant(with_condition(healthy_tenant(), ordered), true, line);
+}
+
+/// Checks the readiness and lines of the explanation of a healthy Tenant on this member.
+#[track_caller]
+fn assert_member(member: Value, ready: bool, lines: &[&str]) {
+    assert_explained(&sources_with_member(healthy_tenant(), member), ready, lines);
 }
 
 #[test]
@@ -375,89 +308,69 @@ fn each_member_state_has_its_text() {
         with_condition(edge_cluster(), condition(kind, status, reason, message))
     };
     let silent = member("Connected", "False", "AgentAway", "the agent is away");
-    let cases: Vec<(Value, bool, &str)> = vec![
+    let lines = [
+        "✗ no contact since 2026-11-23T00:39:30Z (30s ago): AgentAway: the agent is away\n      → look at the agent's log",
+        "? agent/a held its Lease at the last contact",
+        "? at the last contact, it had applied the current desired state 3.14: r/c:1",
+    ];
+    assert_member(silent.clone(), false, &lines);
+    let lines = ["✗ no contact since 2026-11-23T00:30:00Z (10m ago)"];
+    let never_seen = with_field(silent, "/status/lastSeen", Value::Null);
+    assert_member(never_seen, false, &lines);
+    let deleted = json!("2026-11-23T00:35:00Z");
+    for (pointer, value, ready, line) in [
         (
-            silent.clone(),
-            false,
-            "✗ no contact since 2026-11-23T00:39:30Z (30s ago): AgentAway: the agent is away\n      → look at the agent's log",
-        ),
-        (
-            silent.clone(),
-            false,
-            "? agent/a held its Lease at the last contact",
-        ),
-        (
-            silent.clone(),
-            false,
-            "? at the last contact, it had applied the current desired state 3.14: r/c:1",
-        ),
-        (
-            with_field(silent, "/status/lastSeen", Value::Null),
-            false,
-            "✗ no contact since 2026-11-23T00:30:00Z (10m ago)",
-        ),
-        (
-            with_field(edge_cluster(), "/status/mode", json!("proxy")),
+            "/status/mode",
+            json!("proxy"),
             true,
             "✓ the hub reaches it through its kubeconfig",
         ),
         (
-            with_field(edge_cluster(), "/spec/paused", json!(true)),
+            "/spec/paused",
+            json!(true),
             true,
             "! paused on the EdgeCluster: nothing is written there but status\n      → kubectl krypton resume cluster edge-1",
         ),
         (
-            with_field(edge_cluster(), "/spec/banned", json!(true)),
+            "/spec/banned",
+            json!(true),
             true,
             "✗ banned: the hub rejects its agent and does not connect to it\n      → kubectl krypton unban edge-1",
         ),
         (
-            member("Healthy", "False", "Observing", "x holds the Lease"),
-            true,
-            "! Observing: x holds the Lease\n      → another process",
-        ),
-        (
-            member("Healthy", "False", "DuplicateCluster", "as edge-2"),
-            true,
-            "! DuplicateCluster: as edge-2",
-        ),
-        (
-            with_field(edge_cluster(), "/status/applied/generation", json!(13)),
+            "/status/applied/generation",
+            json!(13),
             true,
             "! it has applied desired state 3.13, but not 3.14 (sent since 2026-11-23T00:20:00Z (20m ago)): r/c:1",
         ),
         (
-            with_field(edge_cluster(), "/status/applied", Value::Null),
+            "/status/applied",
+            Value::Null,
             true,
             "! it has applied no desired state yet; the hub sends 3.14: r/c:1",
         ),
         (
-            member("CertificateCurrent", "False", "ExpiresSoon", "in 2 d"),
-            true,
-            "! ExpiresSoon: in 2 d",
-        ),
-        (
-            with_field(edge_cluster(), "/status", json!({})),
+            "/status",
+            json!({}),
             false,
             "? the hub has not observed it yet",
         ),
         (
-            with_field(
-                edge_cluster(),
-                "/metadata/deletionTimestamp",
-                json!("2026-11-23T00:35:00Z"),
-            ),
+            "/metadata/deletionTimestamp",
+            deleted,
             true,
             "! it is leaving the fleet",
         ),
-    ];
-    for (member, ready, line) in cases {
-        assert_explained(
-            &sources_with_member(healthy_tenant(), member),
-            ready,
-            &[line],
-        );
+    ] {
+        assert_member(with_field(edge_cluster(), pointer, value), ready, &[line]);
     }
+    let observed = member("Healthy", "False", "Observing", "x holds the Lease");
+    let line = "! Observing: x holds the Lease\n      → another process";
+    assert_member(observed, true, &[line]);
+    let duplicate = member("Healthy", "False", "DuplicateCluster", "as edge-2");
+    assert_member(duplicate, true, &["! DuplicateCluster: as edge-2"]);
+    let expiring = member("CertificateCurrent", "False", "ExpiresSoon", "in 2 d");
+    assert_member(expiring, true, &["! ExpiresSoon: in 2 d"]);
     let mut none = sources_with_member(healthy_tenant(), edge_cluster());
     none.members.insert("edge-1".to_owned(), Lookup::NotFound);
     assert_explained(&none, false, &["✗ no EdgeCluster has this name"]);
@@ -465,48 +378,39 @@ fn each_member_state_has_its_text() {
 
 #[test]
 fn without_a_hub_nothing_counts_as_ready() {
-    for (lease, line) in [
+    for (leader_lease, line, remedy) in [
         (
-            lease("hub-0", "2026-11-23T00:30:00.000000Z"),
+            found(lease("hub-0", "2026-11-23T00:30:00.000000Z")),
             "✗ no hub has led since 2026-11-23T00:30:00Z (10m ago)",
+            "→ look at the hub's pods",
         ),
         (
-            lease("", "2026-11-23T00:39:55.000000Z"),
+            found(lease("", "2026-11-23T00:39:55.000000Z")),
             "✗ no hub has led since 2026-11-23T00:39:55Z (5s ago)",
+            "→ look at the hub's pods",
+        ),
+        (
+            Lookup::NotFound,
+            "? there is no Lease of a hub in the namespace krypton\n    → name the hub's namespace",
+            "",
+        ),
+        (
+            found(lease("hub-0", "2026-11-23T00:45:00.000000Z")),
+            "? the Lease holder is not known: the Lease was renewed at 2026-11-23T00:45:00Z (in 5m)",
+            "→ compare the clock",
         ),
     ] {
         let sources = ExplanationSources {
-            leader_lease: found(lease),
+            leader_lease,
             ..sources_with_member(healthy_tenant(), edge_cluster())
         };
-        assert_explained(&sources, false, &[line, "→ look at the hub's pods"]);
+        assert_explained(&sources, false, &[line, remedy]);
     }
-    let without_lease = ExplanationSources {
-        leader_lease: Lookup::NotFound,
-        ..sources_with_member(healthy_tenant(), edge_cluster())
-    };
-    let line =
-        "? there is no Lease of a hub in the namespace krypton\n    → name the hub's namespace";
-    assert_explained(&without_lease, false, &[line]);
-    let clock_ahead = ExplanationSources {
-        leader_lease: found(lease("hub-0", "2026-11-23T00:45:00.000000Z")),
-        ..sources_with_member(healthy_tenant(), edge_cluster())
-    };
-    let line =
-        "? the Lease holder is not known: the Lease was renewed at 2026-11-23T00:45:00Z (in 5m)";
-    assert_explained(&clock_ahead, false, &[line, "→ compare the clock"]);
     // The hub is gone, regardless of the last status.
-    let not_seen = with_field(
-        edge_cluster(),
-        "/status/lastSeen",
-        json!("2026-11-23T00:34:00Z"),
-    );
+    let last_seen = json!("2026-11-23T00:34:00Z");
+    let not_seen = with_field(edge_cluster(), "/status/lastSeen", last_seen);
     let line = "? the home cluster shows it as connected, but it last responded at 2026-11-23T00:34:00Z (6m ago)";
-    assert_explained(
-        &sources_with_member(healthy_tenant(), not_seen),
-        false,
-        &[line],
-    );
+    assert_member(not_seen, false, &[line]);
 }
 
 #[test]
@@ -532,11 +436,8 @@ fn unreadable_source_is_shown_as_unknown() {
     let mut member = sources_with_member(healthy_tenant(), edge_cluster());
     let not_permitted = Lookup::NotPermitted("get edgeclusters".to_owned());
     member.members.insert("edge-1".to_owned(), not_permitted);
-    assert_explained(
-        &member,
-        false,
-        &["? the state of this member is not known: you may not get edgeclusters"],
-    );
+    let line = "? the state of this member is not known: you may not get edgeclusters";
+    assert_explained(&member, false, &[line]);
 }
 
 #[test]
@@ -585,14 +486,9 @@ fn explain_works_without_home_tenant_and_on_edge() {
         "revision": 2, "chart": "echo", "chartVersion": "1.1.0", "time": "2026-11-23T00:30:00Z",
         "outcome": "RolledBack", "cause": "Chart", "by": "krypton-hub",
     }]);
-    let mut edge = sources_with_member(
-        with_field(
-            with_field(healthy_tenant(), "/status/hubEpoch", Value::Null),
-            "/status/history",
-            history,
-        ),
-        edge_cluster(),
-    );
+    let tenant = with_field(healthy_tenant(), "/status/hubEpoch", Value::Null);
+    let tenant = with_field(tenant, "/status/history", history);
+    let mut edge = sources_with_member(tenant, edge_cluster());
     edge.members.insert("edge-1".to_owned(), Lookup::NotFound);
     edge.leader_lease = Lookup::NotFound;
     for (edge_lease, ready, line) in [
@@ -647,21 +543,15 @@ fn worst_members_are_listed_and_healthy_ones_grouped() {
         let type_ = format!("ClusterReady/edge-{number}");
         tenant = with_condition(tenant, condition(&type_, "True", "Installed", ""));
     }
-    tenant = with_condition(
-        tenant,
-        condition("ClusterReady/edge-7", "False", "NotReady", "x"),
-    );
+    let not_ready = condition("ClusterReady/edge-7", "False", "NotReady", "x");
+    tenant = with_condition(tenant, not_ready);
     let names = members_to_explain(&found(tenant.clone()), None);
     assert_eq!(names.len(), 10);
     assert_eq!(names[0], "edge-7");
-    assert_eq!(
-        members_to_explain(&found(tenant.clone()), Some("edge-3")),
-        ["edge-3"]
-    );
-    let members: Vec<(&str, Value)> = names
-        .iter()
-        .map(|name| (name.as_str(), edge_cluster()))
-        .collect();
+    let named = members_to_explain(&found(tenant.clone()), Some("edge-3"));
+    assert_eq!(named, ["edge-3"]);
+    let members = names.iter().map(|name| (name.as_str(), edge_cluster()));
+    let members: Vec<(&str, Value)> = members.collect();
     assert_explained(
         &sources(tenant, &members),
         true,
@@ -692,38 +582,28 @@ fn newest_event_is_shown_last() {
 
 #[test]
 fn programs_get_the_same_as_json() {
-    let explanation = explanation::explain(
-        &key(),
-        None,
-        &sources_with_member(healthy_tenant(), edge_cluster()),
-        now(),
-    );
+    let sources = sources_with_member(healthy_tenant(), edge_cluster());
+    let explanation = explanation::explain(&key(), None, &sources, now());
     let json = to_json(Some("default"), "acme", &explanation);
     assert_eq!(json["namespace"], json!("default"));
     assert_eq!(json["ready"], json!(true));
     assert_eq!(json["lines"][0]["mark"], json!("ok"));
     assert_eq!(json["lines"][0]["member"], Value::Null);
-    assert_eq!(
-        json["lines"].as_array().unwrap().len(),
-        explanation.lines.len()
-    );
+    let lines = json["lines"].as_array().unwrap();
+    assert_eq!(lines.len(), explanation.lines.len());
 }
 
 #[test]
 fn only_failures_needing_action_have_remedy() {
-    for no_remedy_reason in [
+    for reason in [
         reason::INSTALLING,
         reason::DELETING,
         reason::NO_ERROR,
         "Else",
     ] {
-        assert_eq!(
-            remedy::for_tenant(no_remedy_reason),
-            None,
-            "{no_remedy_reason}"
-        );
+        assert_eq!(remedy::for_tenant(reason), None, "{reason}");
     }
-    for remedy_reason in [
+    for reason in [
         reason::INSTALL_FAILED,
         reason::UPGRADE_FAILED,
         reason::ROLLBACK_FAILED,
@@ -736,9 +616,6 @@ fn only_failures_needing_action_have_remedy() {
         reason::WORKSPACE_INVALID,
         reason::VALUES_NOT_ALLOWED,
     ] {
-        assert!(
-            remedy::for_tenant(remedy_reason).is_some(),
-            "{remedy_reason}"
-        );
+        assert!(remedy::for_tenant(reason).is_some(), "{reason}");
     }
 }
