@@ -50,12 +50,7 @@ pub(super) struct Check {
     #[arg(long, value_name = "FILE", conflicts_with = "pre")]
     manifest: Option<PathBuf>,
     /// Account that Helm acts as; by default that of the agent or hub on this cluster
-    #[arg(
-        long,
-        value_name = "NAMESPACE:NAME",
-        value_parser = parse_account,
-        requires = "manifest"
-    )]
+    #[arg(long, value_name = "NAMESPACE:NAME", value_parser = parse_account, requires = "manifest")]
     account: Option<ServiceAccount>,
     /// Output for programs
     #[arg(short, long, value_name = "FORMAT")]

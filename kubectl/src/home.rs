@@ -42,30 +42,14 @@ pub(crate) struct TargetArgs {
     pub(crate) as_groups: Vec<String>,
     /// Namespace of the objects, Helm release or agent in the command. By default, it is that of the context; for
     /// migrate and check all namespaces, for an agent krypton-system
-    #[arg(
-        short,
-        long,
-        value_name = "NAMESPACE",
-        value_parser = namespace_name,
-        global = true
-    )]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = namespace_name, global = true)]
     pub(crate) namespace: Option<String>,
     /// Namespace of the hub; by default krypton-system, else krypton, else that of the context
-    #[arg(
-        long,
-        value_name = "NAMESPACE",
-        value_parser = namespace_name,
-        global = true
-    )]
+    #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name, global = true)]
     pub(crate) hub_namespace: Option<String>,
     /// Deadline of each request to an API server, as 5s or 2m; 0 disables it. By default 10s or 30s, depending on the
     /// request
-    #[arg(
-        long,
-        value_name = "DURATION",
-        value_parser = parse_request_timeout,
-        global = true
-    )]
+    #[arg(long, value_name = "DURATION", value_parser = parse_request_timeout, global = true)]
     pub(crate) request_timeout: Option<Duration>,
 }
 
