@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::error::{CallError, KubectlError};
 use crate::home::Connection;
+use crate::program::list_at;
 use crate::render::text_at;
 
 /// Default deadline of a request.
@@ -310,10 +311,7 @@ fn is_transient(error: &KubectlError) -> bool {
 
 /// Returns a condition of the object's status.
 pub(crate) fn condition<'o>(object: &'o DynamicObject, type_: &str) -> Option<&'o Value> {
-    let conditions = object.data.pointer("/status/conditions")?.as_array()?;
-    conditions
-        .iter()
-        .find(|condition| condition["type"] == type_)
+    list_at(&object.data, "/status/conditions").find(|condition| condition["type"] == type_)
 }
 
 /// Repeats an attempt to change an object that another writer has changed in the meantime.

@@ -50,13 +50,7 @@ pub(super) fn ahead_of_leader(lease: &Lease) -> Option<SignedDuration> {
 fn difference(date: Timestamp, sent: Timestamp, received: Timestamp) -> SignedDuration {
     let end_of_second = date.duration_since(sent) + SignedDuration::from_secs(1);
     let from_receipt = date.duration_since(received);
-    if from_receipt.is_positive() {
-        from_receipt
-    } else if end_of_second.is_negative() {
-        end_of_second
-    } else {
-        SignedDuration::ZERO
-    }
+    SignedDuration::ZERO.min(end_of_second).max(from_receipt)
 }
 
 #[cfg(test)]

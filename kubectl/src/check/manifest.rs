@@ -10,6 +10,7 @@ use krypton_helm::releases::manifest;
 use serde_json::Value;
 
 use crate::error::KubectlError;
+use crate::program::list_at;
 use crate::render::text_at;
 
 /// Maximum size of a manifest in bytes.
@@ -221,9 +222,8 @@ fn kinds_of_crd(object: &Value) -> Vec<(KindName, ServedKind)> {
     if text("/kind") != "CustomResourceDefinition" {
         return Vec::new();
     }
-    let versions = object.pointer("/spec/versions").and_then(Value::as_array);
-    let names = versions.into_iter().flatten();
-    let names = names.filter_map(|version| text_at(version, "/name"));
+    let versions = list_at(object, "/spec/versions");
+    let names = versions.filter_map(|version| text_at(version, "/name"));
     let kinds = names.map(|version| {
         let name = KindName {
             api_version: format!("{}/{version}", text("/spec/group")),
