@@ -126,6 +126,21 @@ impl HelmArgs {
         }
     }
 
+    /// The release of the program in a namespace of this cluster.
+    pub(crate) fn release<'a>(
+        &'a self,
+        program: Program,
+        namespace: &'a str,
+        cluster: &'a TargetArgs,
+    ) -> ChartRelease<'a> {
+        ChartRelease {
+            program,
+            namespace,
+            cluster,
+            helm: self,
+        }
+    }
+
     /// Fails if Helm cannot run or is too old. Contacts no cluster.
     pub(crate) async fn check_version(&self) -> Result<(), KubectlError> {
         let task = ("to print its version", "nothing was changed");
@@ -160,10 +175,10 @@ fn parse_timeout(text: &str) -> Result<Duration, &'static str> {
 
 /// A release of one of the charts.
 pub(crate) struct ChartRelease<'a> {
-    pub(crate) program: Program,
-    pub(crate) namespace: &'a str,
-    pub(crate) cluster: &'a TargetArgs,
-    pub(crate) helm: &'a HelmArgs,
+    program: Program,
+    namespace: &'a str,
+    cluster: &'a TargetArgs,
+    helm: &'a HelmArgs,
 }
 
 impl ChartRelease<'_> {
@@ -302,12 +317,7 @@ mod tests {
                 helm: helm.into(),
                 timeout: Duration::from_secs(1),
             };
-            let release = ChartRelease {
-                program: Program::Hub,
-                namespace: "krypton",
-                cluster: &cluster,
-                helm: &helm,
-            };
+            let release = helm.release(Program::Hub, "krypton", &cluster);
             let error = release.uninstall().await.unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }

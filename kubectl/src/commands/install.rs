@@ -8,7 +8,7 @@ use tempfile::NamedTempFile;
 
 use crate::check;
 use crate::error::KubectlError;
-use crate::helm::{ChartRelease, ChartValues, HelmArgs};
+use crate::helm::{ChartValues, HelmArgs};
 use crate::home::Target;
 use crate::program::Program;
 use crate::render::CommandOutput;
@@ -53,12 +53,8 @@ pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<CommandOut
         check::ensure_installable(&cluster, args.program).await?;
     }
     args.helm.check_version().await?;
-    let release = ChartRelease {
-        program: args.program,
-        namespace: namespace.unwrap_or(args.program.default_namespace()),
-        cluster: &target.args,
-        helm: &args.helm,
-    };
+    let namespace = namespace.unwrap_or(args.program.default_namespace());
+    let release = args.helm.release(args.program, namespace, &target.args);
     values.extend(bundle.as_ref().map(bundle_flag));
     let chart = args.chart.as_deref();
     let mut output = CommandOutput::stdout(release.install(&cluster, chart, &values).await?);

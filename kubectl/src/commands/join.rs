@@ -128,9 +128,10 @@ pub(crate) async fn run(
             ];
             let hints: String = hints.into_iter().flatten().collect();
             let joining = async {
-                let release = agent::release(&edge.args, &join.helm);
+                let helm = &join.helm;
+                let release = helm.release(Program::Agent, SYSTEM_NAMESPACE, &edge.args);
                 agent::install(&release, cluster, &yaml, join.chart.as_deref(), values).await?;
-                agent::wait_until_connected(&home, name, join.helm.timeout).await
+                agent::wait_until_connected(&home, name, helm.timeout).await
             };
             let replacement_note = match replaced {
                 Some(_) => "the EdgeCluster was replaced, and ",

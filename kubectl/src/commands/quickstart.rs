@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 
 use crate::check::ensure_installable;
 use crate::error::KubectlError;
-use crate::helm::{CHART_REGISTRY, ChartRelease, ChartValues, HelmArgs};
+use crate::helm::{CHART_REGISTRY, ChartValues, HelmArgs};
 use crate::home::{Connection, Target, TargetArgs};
 use crate::kind::Kind;
 use crate::objects::{Objects, Scope, condition};
@@ -305,12 +305,8 @@ async fn install_hub(
     home: &Connection,
 ) -> Result<(), KubectlError> {
     ensure_installable(home, Program::Hub).await?;
-    let release = ChartRelease {
-        program: Program::Hub,
-        namespace: Program::Hub.default_namespace(),
-        cluster,
-        helm: &args.helm,
-    };
+    let namespace = Program::Hub.default_namespace();
+    let release = args.helm.release(Program::Hub, namespace, cluster);
     let is_new = !release.is_installed().await?;
     let file = temporary_file("the hub's values", &args.hub_values(is_new).to_string())?;
     let file = file.path().display().to_string();

@@ -15,7 +15,7 @@ use kube::core::ApiResource;
 use serde_json::{Value, json};
 
 use crate::error::KubectlError;
-use crate::helm::{ChartRelease, HelmArgs};
+use crate::helm::HelmArgs;
 use crate::home::{Connection, Target};
 use crate::kind::Kind;
 use crate::objects::{Objects, Scope, poll_patiently};
@@ -47,12 +47,7 @@ pub(crate) async fn run(
     let cluster = target.connect().await?;
     let namespace = find_release(&args, named, target, &cluster).await?;
     let namespace = namespace.as_str();
-    let release = ChartRelease {
-        program,
-        namespace,
-        cluster: &target.args,
-        helm: &args.helm,
-    };
+    let release = args.helm.release(program, namespace, &target.args);
     let pods = ProgramPods::new(&cluster, namespace, program);
     let stopped = pods.stop(args.helm.timeout).await?;
     let output = match release.uninstall().await {
@@ -86,12 +81,7 @@ async fn find_release(
     // The default one comes first, because the user may have no rights in the others.
     namespaces.sort_by_key(|namespace| namespace.as_str() != program.default_namespace());
     for namespace in &namespaces {
-        let release = ChartRelease {
-            program,
-            namespace,
-            cluster: &target.args,
-            helm: &args.helm,
-        };
+        let release = args.helm.release(program, namespace, &target.args);
         if release.is_installed().await? {
             return Ok(namespace.clone());
         }

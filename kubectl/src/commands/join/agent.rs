@@ -7,24 +7,14 @@ use kube::api::DynamicObject;
 
 use crate::commands::install::bundle_flag;
 use crate::error::KubectlError;
-use crate::helm::{ChartRelease, HelmArgs};
-use crate::home::{Connection, TargetArgs};
+use crate::helm::ChartRelease;
+use crate::home::Connection;
 use crate::kind::Kind;
 use crate::objects::{Scope, condition};
 use crate::program::Program;
 use crate::tool::temporary_file;
 
 const INTERVAL: Duration = Duration::from_secs(2);
-
-/// The agent's release on the cluster of these arguments.
-pub(super) fn release<'a>(cluster: &'a TargetArgs, helm: &'a HelmArgs) -> ChartRelease<'a> {
-    ChartRelease {
-        program: Program::Agent,
-        namespace: SYSTEM_NAMESPACE,
-        cluster,
-        helm,
-    }
-}
 
 /// Installs the agent with this bundle. `values` are Helm's own flags.
 pub(super) async fn install(
