@@ -145,19 +145,25 @@ impl FakeApiServer {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(axum::serve(listener, router).into_future());
+        let server = Self {
+            directory: tempfile::tempdir().unwrap(),
+            uris: Arc::default(),
+            requests: Arc::default(),
+        };
+        server.write_kubeconfig(&url);
+        server
+    }
+
+    /// Writes the kubeconfig for an API server at this address.
+    fn write_kubeconfig(&self, url: &str) {
         let kubeconfig = json!({
             "current-context": "home",
             "clusters": [{"name": "c", "cluster": {"server": url}}],
             "users": [{"name": "u", "user": {"token": "t"}}],
             "contexts": [{"name": "home", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
         });
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("config"), kubeconfig.to_string()).unwrap();
-        Self {
-            directory,
-            uris: Arc::default(),
-            requests: Arc::default(),
-        }
+        let path = self.directory.path().join("config");
+        std::fs::write(path, kubeconfig.to_string()).unwrap();
     }
 
     async fn run(&self, args: &[&str]) -> Result<CommandOutput, KubectlError> {
@@ -272,37 +278,28 @@ async fn help_names_default_namespace_of_each_command() {
 #[tokio::test]
 async fn the_version_needs_no_cluster() {
     let output = run_with(Vec::new(), &["version", "--client"]).await;
-    assert_eq!(
-        output.stdout,
-        format!("kubectl-krypton {}\n", env!("CARGO_PKG_VERSION"))
-    );
+    let expected = concat!("kubectl-krypton ", env!("CARGO_PKG_VERSION"), "\n");
+    assert_eq!(output.stdout, expected);
 }
 
 #[tokio::test]
 async fn unknown_context_error_lists_existing_contexts() {
-    let server = FakeApiServer::with_responses(Vec::new()).await;
-    let text = server
-        .error(&["get", "clusters", "--context", "away"])
-        .await;
+    let args = ["get", "clusters", "--context", "away"];
+    let text = error_with(Vec::new(), &args).await;
     let expected = "\"away\" does not exist; its contexts are: home";
     assert!(text.contains(expected), "{text}");
 }
 
 /// Runs a command against a server with these responses.
 async fn run_with(responses: Vec<(u16, Value)>, args: &[&str]) -> CommandOutput {
-    FakeApiServer::with_responses(responses)
-        .await
-        .run(args)
-        .await
-        .unwrap()
+    let server = FakeApiServer::with_responses(responses).await;
+    server.run(args).await.unwrap()
 }
 
 /// Returns the complete error of a command against a server with these responses.
 async fn error_with(responses: Vec<(u16, Value)>, args: &[&str]) -> String {
-    FakeApiServer::with_responses(responses)
-        .await
-        .error(args)
-        .await
+    let server = FakeApiServer::with_responses(responses).await;
+    server.error(args).await
 }
 
 #[tokio::test]
@@ -381,20 +378,13 @@ async fn change_is_conditional_and_retried_after_conflict() {
     };
     let conflict = || failure(409, "Conflict", "the object has been modified");
     for args in [&["ban", "edge-1"][..], &["leave", "edge-1", "--uninstall"]] {
-        let forbidden = failure(403, "Forbidden", "no");
-        let responses = vec![
-            member_response("7"),
-            conflict(),
-            member_response("8"),
-            forbidden,
-        ];
+        let mut responses = vec![member_response("7"), conflict(), member_response("8")];
+        responses.push(failure(403, "Forbidden", "no"));
         let server = FakeApiServer::with_responses(responses).await;
         let error = server.run(args).await.unwrap_err();
         assert_eq!(error.exit_code(), ExitCode::NotPermitted);
-        let patches = server
-            .requests()
-            .into_iter()
-            .filter(|request| request.0 == "PATCH");
+        let requests = server.requests().into_iter();
+        let patches = requests.filter(|(method, ..)| method == "PATCH");
         let metadata = patches.map(|(_, patch, _)| {
             let metadata = &patch["metadata"];
             assert_eq!(metadata["uid"], "u");

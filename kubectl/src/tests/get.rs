@@ -36,10 +36,8 @@ edge-22   none,paused,banned   False       False   -         -         -        
 async fn table_is_the_default_format() {
     let list = || vec![list_of(fleet(), "")];
     let output = run_with(list(), &["get", "clusters"]).await;
-    assert_eq!(
-        output.stdout,
-        clusters_table(&fleet(), view(false)).render()
-    );
+    let expected = clusters_table(&fleet(), view(false)).render();
+    assert_eq!(output.stdout, expected);
     let named = run_with(list(), &["get", "clusters", "-o", "table"]).await;
     assert_eq!(named, output);
 }
@@ -130,10 +128,8 @@ default     acme             Error     1/4       https://charts.jetstack.io/cert
             └ edge-3         Unknown   Unknown                                                    ClusterUnreachable
             └ self-cluster   Pending   False                                                      Installing: helm runs
 ";
-    assert_eq!(
-        tenants_table(&tenants()[..1], view(true)).render(),
-        expected
-    );
+    let table = tenants_table(&tenants()[..1], view(true));
+    assert_eq!(table.render(), expected);
 }
 
 #[tokio::test]
@@ -179,21 +175,14 @@ team        acme       Error     58/60     -       58 of 60 clusters ready   24h
             └ edge-3   Unknown   Unknown           last known: Ready
 ";
     assert_eq!(output.stdout, expected);
-    assert!(
-        output
-            .stderr
-            .starts_with("3 of 60 clusters are shown; 1 EdgeClusters"),
-        "{output:?}"
-    );
+    let note = "3 of 60 clusters are shown; 1 EdgeClusters";
+    assert!(output.stderr.starts_with(note), "{output:?}");
     let uris = server.uris();
-    assert!(
-        uris[0].contains("/namespaces/team/tenants") && uris[0].contains("metadata.name%3Dacme"),
-        "{uris:?}"
-    );
+    assert!(uris[0].contains("/namespaces/team/tenants"), "{uris:?}");
+    assert!(uris[0].contains("metadata.name%3Dacme"), "{uris:?}");
     assert!(uris[1].contains("/edgeclusters"), "{uris:?}");
 
-    let server = FakeApiServer::with_responses(responses()).await;
-    let output = server.run(&["get", "tenants", "-o", "wide"]).await.unwrap();
+    let output = run_with(responses(), &["get", "tenants", "-o", "wide"]).await;
     assert!(output.stdout.contains("└ and 59 more"), "{output:?}");
     let server = FakeApiServer::with_responses(vec![list_of(Vec::new(), "")]).await;
     let error = server.run(&["get", "tenant", "nobody"]).await.unwrap_err();
@@ -216,14 +205,11 @@ async fn namespace_flags_and_context_select_list_scope() {
     ] {
         let server = FakeApiServer::with_responses(vec![list_of(Vec::new(), "")]).await;
         let args: Vec<&str> = command.split(' ').collect();
-        let output = server.run(&args).await.unwrap();
-        assert_eq!(output.stdout, "");
-        assert!(
-            output.stderr.starts_with("No resources found"),
-            "{output:?}"
-        );
+        let CommandOutput { stdout, stderr } = server.run(&args).await.unwrap();
+        assert_eq!(stdout, "");
+        assert!(stderr.starts_with("No resources found"), "{stderr}");
         let of_tenants = expected.ends_with("tenants");
-        assert_eq!(output.stderr.contains("--fleet"), of_tenants, "{command}");
+        assert_eq!(stderr.contains("--fleet"), of_tenants, "{command}");
         let uri = server.uris().pop().unwrap();
         assert!(uri.contains(expected), "{command}: {uri}");
     }
@@ -354,18 +340,13 @@ async fn selector_and_name_output_follow_kubectl() {
 async fn all_pages_are_read_despite_unreadable_object() {
     let mut pages = tenants();
     let second = pages.split_off(2);
-    let server =
-        FakeApiServer::with_responses(vec![list_of(pages, "more"), list_of(second, "")]).await;
+    let responses = vec![list_of(pages, "more"), list_of(second, "")];
+    let server = FakeApiServer::with_responses(responses).await;
     let output = server.run(&["get", "tenants"]).await.unwrap();
-    assert_eq!(
-        output.stdout,
-        tenants_table(&tenants(), view(false)).render()
-    );
-    assert!(
-        server.uris()[1].contains("continue=more"),
-        "{:?}",
-        server.uris()
-    );
+    let expected = tenants_table(&tenants(), view(false)).render();
+    assert_eq!(output.stdout, expected);
+    let uris = server.uris();
+    assert!(uris[1].contains("continue=more"), "{uris:?}");
 }
 
 #[tokio::test]
@@ -376,11 +357,8 @@ async fn json_and_yaml_print_full_lists() {
         "apiVersion": "v1", "kind": "List", "metadata": {}, "items": [fleet().remove(3)],
     });
     for format in ["json", "yaml"] {
-        let output = run_with(
-            vec![list_of(vec![object.clone()], "")],
-            &["get", "clusters", "-o", format],
-        )
-        .await;
+        let responses = vec![list_of(vec![object.clone()], "")];
+        let output = run_with(responses, &["get", "clusters", "-o", format]).await;
         let list: Value = serde_saphyr::from_str(&output.stdout).unwrap();
         assert_eq!(list, expected, "{format}: {}", output.stdout);
     }
@@ -389,8 +367,8 @@ async fn json_and_yaml_print_full_lists() {
 #[tokio::test]
 async fn watch_fails_if_first_list_fails() {
     for (code, reason) in [(500, "InternalError"), (400, "BadRequest")] {
-        let server = FakeApiServer::with_responses(vec![failure(code, reason, "no list")]).await;
-        let error = server.error(&["get", "clusters", "--watch"]).await;
+        let responses = vec![failure(code, reason, "no list")];
+        let error = error_with(responses, &["get", "clusters", "--watch"]).await;
         assert!(error.contains("no list"), "{error}");
     }
 }
@@ -398,14 +376,7 @@ async fn watch_fails_if_first_list_fails() {
 #[tokio::test]
 async fn unreachable_cluster_is_reported_with_cause() {
     let server = FakeApiServer::with_responses(Vec::new()).await;
-    let config = server.directory.path().join("config");
-    let closed = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "home",
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "contexts": [{"name": "home", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {}}],
-    });
-    std::fs::write(config, closed.to_string()).unwrap();
+    server.write_kubeconfig("http://127.0.0.1:1");
     let error = server.error(&["get", "clusters"]).await;
     assert!(error.contains("Connection refused"), "{error}");
 }
@@ -414,13 +385,7 @@ async fn unreachable_cluster_is_reported_with_cause() {
 async fn cluster_is_reached_through_proxy_of_environment() {
     let server = FakeApiServer::with_responses(Vec::new()).await;
     let config = server.directory.path().join("config");
-    let remote = json!({
-        "current-context": "home",
-        "clusters": [{"name": "c", "cluster": {"server": "https://home.invalid:6443"}}],
-        "contexts": [{"name": "home", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {}}],
-    });
-    std::fs::write(&config, remote.to_string()).unwrap();
+    server.write_kubeconfig("https://home.invalid:6443");
     let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = proxy.local_addr().unwrap();
     let env = |name: &str| match name {
@@ -453,32 +418,19 @@ async fn context_without_kubeconfig_is_wrong_usage() {
 
 #[tokio::test]
 async fn server_errors_are_one_line_naming_cluster() {
-    let forbidden = "may not list edgeclusters in all namespaces";
+    let forbidden = failure(403, "Forbidden", "edgeclusters is forbidden:\nno");
+    let unauthorized = failure(401, "Unauthorized", "no");
     let failed = "listing edgeclusters on the cluster \"home\" failed";
-    let cases = [
-        (404, "NotFound", "not found", "has no edgeclusters"),
-        (
-            403,
-            "Forbidden",
-            "edgeclusters is forbidden:\nno",
-            forbidden,
-        ),
-        (
-            401,
-            "Unauthorized",
-            "no",
-            "does not accept your credentials",
-        ),
-        (500, "InternalError", "etcd is gone", failed),
-    ];
-    for (code, reason, message, expected) in cases {
-        let server = FakeApiServer::with_responses(vec![failure(code, reason, message)]).await;
+    for (response, expected) in [
+        (failure(404, "NotFound", "not found"), "has no edgeclusters"),
+        (forbidden, "may not list edgeclusters in all namespaces"),
+        (unauthorized, "does not accept your credentials"),
+        (failure(500, "InternalError", "etcd is gone"), failed),
+    ] {
+        let server = FakeApiServer::with_responses(vec![response]).await;
         let error = server.run(&["get", "clusters"]).await.unwrap_err();
         let text = error.to_string();
-        assert!(
-            text.contains(expected) && text.contains("\"home\""),
-            "{text}"
-        );
-        assert!(!text.contains('\n'), "{text}");
+        assert!(text.contains(expected), "{text}");
+        assert!(text.contains("\"home\"") && !text.contains('\n'), "{text}");
     }
 }
