@@ -15,6 +15,12 @@ fn not_permitted<T>() -> Lookup<T> {
     Lookup::NotPermitted("get it".to_owned())
 }
 
+#[track_caller]
+fn assert_line(line: &Line, mark: Mark, text: &str) {
+    assert_eq!(line.mark, mark, "{line:?}");
+    assert!(line.text.contains(text), "{line:?}");
+}
+
 #[test]
 fn old_kubernetes_fails_and_newer_passes() {
     let cases = [
@@ -51,45 +57,29 @@ fn missing_rights_are_named() {
     let expected = "✓ you may create what the charts contain\n";
     assert_eq!(to_text(&[super::rights(&rights)]), expected);
     let [secrets, _] = rights;
-    let line = super::rights(&[
-        secrets,
-        ("services", Lookup::Found(false)),
-        ("pods", not_permitted()),
-    ]);
+    let services = ("services", Lookup::Found(false));
+    let line = super::rights(&[secrets, services, ("pods", not_permitted())]);
     let (remedy, page) = INSTALL_RIGHTS;
-    let expected_missing = format!(
-        "✗ you may not create services\n    → {remedy}; see {}\n",
-        docs_url(page)
-    );
-    assert_eq!(to_text(&[line]), expected_missing);
-    assert_eq!(
-        super::rights(&[("pods", not_permitted())]).mark,
-        Mark::Unknown
-    );
+    let page = docs_url(page);
+    let expected = format!("✗ you may not create services\n    → {remedy}; see {page}\n");
+    assert_eq!(to_text(&[line]), expected);
+    let unknown = super::rights(&[("pods", not_permitted())]);
+    assert_eq!(unknown.mark, Mark::Unknown);
 }
 
 #[test]
 fn rights_of_hub_fail_only_if_missing() {
     let right = |lookup| ("list tenants".to_owned(), lookup);
-    let granted = || right(Lookup::Found(true));
-    let cases = [
-        (right(Lookup::Found(true)), Mark::Ok, "has its rights"),
-        (
-            right(Lookup::Found(false)),
-            Mark::Problem,
-            "the hub's account krypton/hub may not list tenants",
-        ),
-        (right(not_permitted()), Mark::Note, "you may not get it"),
-        (
-            right(Lookup::Failed("no route".to_owned())),
-            Mark::Problem,
-            "no route",
-        ),
-    ];
-    for (reviewed, mark, expected) in cases {
-        let line = hub_rights(("krypton", "hub"), &[granted(), reviewed]);
-        assert_eq!(line.mark, mark, "{line:?}");
-        assert!(line.text.contains(expected), "{line:?}");
+    let missing = "the hub's account krypton/hub may not list tenants";
+    let failed = Lookup::Failed("no route".to_owned());
+    for (reviewed, mark, expected) in [
+        (Lookup::Found(true), Mark::Ok, "has its rights"),
+        (Lookup::Found(false), Mark::Problem, missing),
+        (not_permitted(), Mark::Note, "you may not get it"),
+        (failed, Mark::Problem, "no route"),
+    ] {
+        let rights = [right(Lookup::Found(true)), right(reviewed)];
+        assert_line(&hub_rights(("krypton", "hub"), &rights), mark, expected);
     }
 }
 
@@ -104,8 +94,7 @@ fn clock_differences_are_judged_by_size() {
     ];
     for (seconds, mark, expected) in cases {
         let line = clock(SignedDuration::from_secs(seconds), "this machine");
-        assert_eq!(line.mark, mark, "{line:?}");
-        assert!(line.text.contains(expected), "{line:?}");
+        assert_line(&line, mark, expected);
     }
 }
 
@@ -119,14 +108,9 @@ fn served(mut crd: CustomResourceDefinition) -> (String, Lookup<CustomResourceDe
 
 #[test]
 fn crds_are_judged_by_schema_version() {
-    let all_crds = || {
-        krypton_crds::all()
-            .into_iter()
-            .map(served)
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(to_text(&crds(&all_crds())), "✓ 3 CRDs are served\n");
-    assert_eq!(crds_of_original(&all_crds()), []);
+    let all_crds: Vec<_> = krypton_crds::all().into_iter().map(served).collect();
+    assert_eq!(to_text(&crds(&all_crds)), "✓ 3 CRDs are served\n");
+    assert_eq!(crds_of_original(&all_crds), []);
 
     let crd_with_version = |version: Option<&str>| {
         let mut crd = Tenant::crd();
@@ -137,35 +121,19 @@ fn crds_are_judged_by_schema_version() {
     let tenants = "tenants.mesh.openkcm.io";
     let unserved = (tenants.to_owned(), Lookup::Found(Tenant::crd()));
     let missing = |name: &str| (name.to_owned(), Lookup::NotFound);
-    let cases = [
-        (
-            crd_with_version(Some("1")),
-            Mark::Note,
-            "has schema version 1, and",
-        ),
+    let (old, later) = (crd_with_version(Some("1")), crd_with_version(Some("9999")));
+    let no_deployments = missing(KryptonDeployment::crd_name());
+    let unreadable = (tenants.to_owned(), not_permitted());
+    for (crd, mark, expected) in [
+        (old, Mark::Note, "has schema version 1, and"),
         (crd_with_version(None), Mark::Note, "has no schema version"),
-        (
-            crd_with_version(Some("9999")),
-            Mark::Ok,
-            "1 CRDs are served",
-        ),
+        (later, Mark::Ok, "1 CRDs are served"),
         (unserved, Mark::Problem, "does not serve the CRD"),
         (missing(tenants), Mark::Problem, "is missing"),
-        (
-            missing(KryptonDeployment::crd_name()),
-            Mark::Note,
-            "KryptonDeployments",
-        ),
-        (
-            (tenants.to_owned(), not_permitted()),
-            Mark::Note,
-            "you may not get it",
-        ),
-    ];
-    for (crd, mark, expected) in cases {
-        let lines = crds(&[crd]);
-        assert_eq!(lines[0].mark, mark, "{lines:?}");
-        assert!(lines[0].text.contains(expected), "{lines:?}");
+        (no_deployments, Mark::Note, "KryptonDeployments"),
+        (unreadable, Mark::Note, "you may not get it"),
+    ] {
+        assert_line(&crds(&[crd])[0], mark, expected);
     }
     assert_eq!(crds_of_original(&[crd_with_version(None)]).len(), 1);
 }
@@ -179,18 +147,14 @@ fn lease(renewed: &str) -> Lookup<Lease> {
 fn missing_or_silent_leader_fails() {
     let namespaces = ["krypton".to_owned()];
     let leader_lines = |lease| leader(&lease, &namespaces, now());
-    assert_eq!(
-        to_text(&leader_lines(lease("2026-01-02T03:04:00.000000Z"))),
-        "✓ the hub hub/a leads\n"
-    );
+    let current = to_text(&leader_lines(lease("2026-01-02T03:04:00.000000Z")));
+    assert_eq!(current, "✓ the hub hub/a leads\n");
     let expired = to_text(&leader_lines(lease("2026-01-02T03:00:00.000000Z")));
     assert!(expired.starts_with("✗ no hub has led since"), "{expired}");
     assert!(expired.contains("#kryptonhubnoleader"), "{expired}");
     let missing = to_text(&leader_lines(Lookup::NotFound));
-    assert!(
-        missing.starts_with("✗ no hub runs in the namespace krypton\n"),
-        "{missing}"
-    );
+    let expected = "✗ no hub runs in the namespace krypton\n";
+    assert!(missing.starts_with(expected), "{missing}");
     assert_eq!(leader_lines(not_permitted())[0].mark, Mark::Unknown);
     assert_eq!(hub_version(PROGRAM_VERSION).mark, Mark::Ok);
     assert_eq!(hub_version("0.0.1").mark, Mark::Note);
@@ -210,19 +174,13 @@ fn clock_of_leader_is_compared_by_its_lease() {
         lease.metadata.managed_fields = serde_json::from_value(json!(entries)).unwrap();
         to_text(&leader(&Lookup::Found(lease), &[], now()))
     };
+    let agree = "✓ the clocks of the API server and of the leading hub agree\n";
+    let ahead = "! the clock of the API server is 7 s ahead of that of the leading hub\n";
+    let behind = "✗ the clock of the API server is 59 s behind that of the leading hub\n";
     for (stored, expected) in [
-        (
-            "2026-01-02T03:04:05Z",
-            "✓ the clocks of the API server and of the leading hub agree\n",
-        ),
-        (
-            "2026-01-02T03:04:15Z",
-            "! the clock of the API server is 7 s ahead of that of the leading hub\n",
-        ),
-        (
-            "2026-01-02T03:03:05Z",
-            "✗ the clock of the API server is 59 s behind that of the leading hub\n",
-        ),
+        ("2026-01-02T03:04:05Z", agree),
+        ("2026-01-02T03:04:15Z", ahead),
+        ("2026-01-02T03:03:05Z", behind),
     ] {
         let output = output(stored);
         assert!(output.contains(expected), "{output}");
@@ -294,8 +252,7 @@ fn viewer_without_pods_passes_the_check() {
         error,
     }));
     let lines = pods(&Err(error), now());
-    assert_eq!(lines[0].mark, Mark::Note, "{lines:?}");
-    assert!(lines[0].text.contains("the verb list on pods"), "{lines:?}");
+    assert_line(&lines[0], Mark::Note, "the verb list on pods");
     let unreachable = pods(&Err(KubectlError::Failed("no".to_owned())), now());
     assert_eq!(unreachable[0].mark, Mark::Unknown);
 }
@@ -317,8 +274,7 @@ fn signing_root_of_ca_is_judged() {
         (vec![old], Mark::Problem, "expired at 2026-01-01T00:00:00Z"),
     ] {
         let line = authority(&roots, now()).unwrap();
-        assert_eq!(line.mark, mark, "{line:?}");
-        assert!(line.text.contains(expected), "{line:?}");
+        assert_line(&line, mark, expected);
         let is_ok = mark == Mark::Ok;
         assert_eq!(line.remedy.is_none(), is_ok, "{line:?}");
         assert_eq!(line.docs.is_none(), is_ok, "{line:?}");
@@ -381,43 +337,28 @@ fn each_defect_of_member_is_shown() {
         condition("Connected", "True", "Connected"),
         condition("AccessCurrent", "False", "CertificateExpiresSoon"),
     ];
-    let cases = [
-        (json!({"paused": true}), json!({}), "! paused"),
-        (
-            json!({"accepted": false}),
-            json!({}),
-            "kubectl krypton accept edge-1",
-        ),
+    let (paused, not_accepted) = (json!({"paused": true}), json!({"accepted": false}));
+    let old_agent = json!({"agentVersion": "0.0.1"});
+    let expiring = json!({"conditions": conditions});
+    let has_problem = |lines: &[Line]| lines.iter().any(|line| line.mark == Mark::Problem);
+    for (spec, status, expected) in [
+        (paused, json!({}), "! paused"),
+        (not_accepted, json!({}), "kubectl krypton accept edge-1"),
         (json!({}), counts, "! 1 of 4 Tenants are in phase Error"),
+        (json!({}), old_agent, "! its agent has version 0.0.1"),
         (
             json!({}),
-            json!({"agentVersion": "0.0.1"}),
-            "! its agent has version 0.0.1",
-        ),
-        (
-            json!({}),
-            json!({"conditions": conditions}),
+            expiring,
             "! CertificateExpiresSoon: new kubeconfig",
         ),
-    ];
-    for (spec, status, expected) in cases {
+    ] {
         let lines = member_lines(vec![cluster("edge-1", spec, "True", status)]);
-        assert!(
-            lines.iter().all(|line| line.mark != Mark::Problem),
-            "{lines:?}"
-        );
+        assert!(!has_problem(&lines), "{lines:?}");
         assert!(to_text(&lines).contains(expected), "{lines:?}");
     }
-    let banned = member_lines(vec![cluster(
-        "edge-1",
-        json!({"banned": true}),
-        "False",
-        json!({}),
-    )]);
-    assert!(
-        banned.iter().all(|line| line.mark != Mark::Problem),
-        "{banned:?}"
-    );
+    let banned = cluster("edge-1", json!({"banned": true}), "False", json!({}));
+    let lines = member_lines(vec![banned]);
+    assert!(!has_problem(&lines), "{lines:?}");
     let mut broken = cluster("edge-1", json!({}), "True", json!({}));
     broken["spec"] = json!({"paused": "perhaps"});
     assert_eq!(member_lines(vec![broken])[0].mark, Mark::Problem);
@@ -425,13 +366,9 @@ fn each_defect_of_member_is_shown() {
 
 #[test]
 fn only_worst_members_have_lines() {
-    let paused = |n| {
-        cluster(
-            &format!("edge-{n:02}"),
-            json!({"paused": true}),
-            "True",
-            json!({}),
-        )
+    let paused = |number| {
+        let name = format!("edge-{number:02}");
+        cluster(&name, json!({"paused": true}), "True", json!({}))
     };
     let mut fleet: Vec<Value> = (0..30).map(paused).collect();
     fleet.push(cluster("unknown", json!({}), "Unknown", json!({})));
@@ -439,12 +376,9 @@ fn only_worst_members_have_lines() {
     let lines = member_lines(fleet);
     assert!(lines[0].text.starts_with("12 more members"), "{lines:?}");
     assert_eq!(lines[1].member.as_deref(), Some("lost"));
-    assert!(
-        lines
-            .iter()
-            .any(|line| line.member.as_deref() == Some("unknown") && line.mark == Mark::Unknown),
-        "{lines:?}"
-    );
+    let is_unknown =
+        |line: &Line| line.member.as_deref() == Some("unknown") && line.mark == Mark::Unknown;
+    assert!(lines.iter().any(is_unknown), "{lines:?}");
     let names = lines.iter().filter_map(|line| line.member.as_deref());
     let names: std::collections::BTreeSet<&str> = names.collect();
     assert_eq!(names.len(), MAX_MEMBERS);

@@ -333,28 +333,18 @@ mod tests {
     }
 
     fn references() -> OldReferences {
+        let acme = json!({"displayName": "Acme", "owner": "ann"});
+        let secret = |name: &str| json!({ "kubeconfigSecretName": name });
         OldReferences {
             accounts: vec![
-                named(
-                    "team",
-                    "acme-inc",
-                    json!({"displayName": "Acme", "owner": "ann"}),
-                ),
+                named("team", "acme-inc", acme),
                 named("other", "acme-inc", json!({"displayName": "Wrong"})),
             ],
             regions: vec![
-                named(
-                    "operator",
-                    "eu",
-                    json!({"kubeconfigSecretName": "eu-access"}),
-                ),
+                named("operator", "eu", secret("eu-access")),
                 named("operator", "us", json!({})),
                 named("operator", "twice", json!({})),
-                named(
-                    "elsewhere",
-                    "twice",
-                    json!({"kubeconfigSecretName": "that"}),
-                ),
+                named("elsewhere", "twice", secret("that")),
             ],
             operator_namespace: None,
         }
@@ -395,24 +385,16 @@ mod tests {
         ] {
             let row = translate_one(spec.clone(), &references());
             let object = row.object.unwrap();
-            assert_eq!(
-                object["spec"],
-                json!({"account": account, "region": region}),
-                "{spec}"
-            );
-            assert_eq!(
-                object["metadata"],
-                json!({"name": "acme", "namespace": "team"})
-            );
+            let expected = json!({"account": account, "region": region});
+            assert_eq!(object["spec"], expected, "{spec}");
+            let expected = json!({"name": "acme", "namespace": "team"});
+            assert_eq!(object["metadata"], expected);
             assert_eq!(row.secret.as_deref(), Some(secret));
             assert_eq!(row.release.as_deref(), Some("acme/ced-acme"));
             assert_eq!(row.result, MigrationResult::WouldBeCreated);
-            assert_eq!(
-                row.notes.len(),
-                usize::from(secret == "asia-kubeconfig"),
-                "{:?}",
-                row.notes
-            );
+            let notes = row.notes;
+            let expected = usize::from(secret == "asia-kubeconfig");
+            assert_eq!(notes.len(), expected, "{notes:?}");
         }
         let references = OldReferences {
             operator_namespace: Some("elsewhere".to_owned()),
@@ -422,15 +404,10 @@ mod tests {
         assert_eq!(row.secret.as_deref(), Some("elsewhere/that"));
         let unknown_account = json!({"accountRef": {"name": "unknown"}, "targetRegion": "twice"});
         let row = translate_one(unknown_account, &references);
-        assert_eq!(
-            row.object.unwrap()["spec"]["account"],
-            json!({"name": "unknown"})
-        );
-        assert!(
-            row.notes[0].contains("no Account unknown"),
-            "{:?}",
-            row.notes
-        );
+        let object = row.object.unwrap();
+        assert_eq!(object["spec"]["account"], json!({"name": "unknown"}));
+        let notes = row.notes;
+        assert!(notes[0].contains("no Account unknown"), "{notes:?}");
     }
 
     #[test]
@@ -487,11 +464,8 @@ mod tests {
         ] {
             let row = translate_one(spec.clone(), &references());
             assert!(row.result.is_failure() && row.object.is_none(), "{spec}");
-            assert!(
-                row.result.message().contains(reason),
-                "{spec}: {:?}",
-                row.result
-            );
+            let message = row.result.message();
+            assert!(message.contains(reason), "{spec}: {message}");
         }
         let spec = json!({"account": acme, "region": eu});
         let mut deleting = deployment("team", "acme", "2026-01-20T00:00:00Z", spec.clone());
@@ -499,10 +473,8 @@ mod tests {
         let dotted = deployment("team", "a.b", "2026-01-20T00:00:00Z", spec);
         let rows = translate(&[deleting, dotted], &OldReferences::default(), &[]);
         let messages: Vec<String> = rows.iter().map(|row| row.result.message()).collect();
-        assert!(
-            messages[0].contains("cannot be that of a namespace"),
-            "{messages:?}"
-        );
+        let reason = "cannot be that of a namespace";
+        assert!(messages[0].contains(reason), "{messages:?}");
         assert!(messages[1].contains("being deleted"), "{messages:?}");
     }
 
@@ -516,22 +488,16 @@ mod tests {
             deployment("c", "acme", late, spec("us")),
             deployment("d", "there", late, spec("eu")),
         ];
-        let rows = translate(
-            &deployments,
-            &OldReferences::default(),
-            &[named("d", "there", json!({}))],
-        );
-        let messages: Vec<(&str, String)> = rows
-            .iter()
-            .map(|row| (row.namespace.as_str(), row.result.message()))
-            .collect();
-        assert_eq!(messages[0], ("b", "would be created".to_owned()));
-        assert!(
-            messages[1].0 == "a" && messages[1].1.contains("that of b/acme"),
-            "{messages:?}"
-        );
-        assert_eq!(messages[2], ("c", "would be created".to_owned()));
-        assert_eq!(messages[3], ("d", "exists, unchanged".to_owned()));
+        let existing = [named("d", "there", json!({}))];
+        let rows = translate(&deployments, &OldReferences::default(), &existing);
+        let message =
+            |row: &TranslatedDeployment| format!("{}: {}", row.namespace, row.result.message());
+        let messages: Vec<String> = rows.iter().map(message).collect();
+        assert_eq!(messages[0], "b: would be created");
+        assert!(messages[1].starts_with("a: "), "{messages:?}");
+        assert!(messages[1].contains("that of b/acme"), "{messages:?}");
+        assert_eq!(messages[2], "c: would be created");
+        assert_eq!(messages[3], "d: exists, unchanged");
         assert!(rows[1].object.is_none() && rows[3].object.is_none());
     }
 
