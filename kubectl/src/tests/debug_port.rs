@@ -198,76 +198,36 @@ async fn port_forward_reaches_leading_hub_and_acting_agent() {
 
 #[tokio::test]
 async fn debug_port_failure_sets_exit_code_and_message() {
-    let one = |args: &[&str]| vec![pod("krypton-hub-a", "krypton-hub", true, args)];
-    let get = ["log-level", "hub"];
-    for (pods, listening_pod, words, code, expected) in [
+    use ExitCode::{NoResponse, NotFound, NotPermitted, Refused};
+    let hub = |name: &str| vec![pod(name, "krypton-hub", true, &[])];
+    let disabled = ["--debug-bind-address=0"];
+    let disabled = vec![pod("krypton-hub-a", "krypton-hub", true, &disabled)];
+    let followers = ["a", "b"].map(|name| pod(name, "krypton-hub", false, &[]));
+    let forbidden = "may not get and create pods/portforward in the namespace krypton";
+    let deleted = "no pod of the name \"krypton-hub-gone\"";
+    let no_leader = "cannot determine which of the pods a, b is the leader";
+    for (pods, code, expected) in [
         // First no listener in the pod, then a port that the flag disables.
-        (
-            one(&[]),
-            "krypton-hub-a",
-            &get[..],
-            ExitCode::Refused,
-            "is not served at 8082",
-        ),
-        (
-            one(&["--debug-bind-address=0"]),
-            "krypton-hub-a",
-            &get,
-            ExitCode::Refused,
-            "is switched off",
-        ),
-        (
-            one(&[]),
-            "another",
-            &get,
-            ExitCode::NotPermitted,
-            "may not get and create pods/portforward in the namespace krypton",
-        ),
+        (hub("krypton-hub-a"), Refused, "is not served at 8082"),
+        (disabled, Refused, "is switched off"),
+        (hub("krypton-hub-b"), NotPermitted, forbidden),
         // The pod was deleted after the list request.
-        (
-            vec![pod("krypton-hub-gone", "krypton-hub", true, &[])],
-            "",
-            &get,
-            ExitCode::NotFound,
-            "no pod of the name \"krypton-hub-gone\"",
-        ),
+        (hub("krypton-hub-gone"), NotFound, deleted),
         // The pod's node does not respond.
-        (
-            vec![pod("krypton-hub-away", "krypton-hub", true, &[])],
-            "",
-            &get,
-            ExitCode::NoResponse,
-            "no route to host",
-        ),
-        (
-            Vec::new(),
-            "",
-            &get,
-            ExitCode::NotFound,
-            "in krypton-system or krypton or team",
-        ),
-        (
-            one(&[]),
-            "krypton-hub-a",
-            &["log-level", "hub", "--pod", "other"],
-            ExitCode::NotFound,
-            "other",
-        ),
-        (
-            ["a", "b"]
-                .map(|name| pod(name, "krypton-hub", false, &[]))
-                .to_vec(),
-            "a",
-            &get,
-            ExitCode::Refused,
-            "cannot determine which of the pods a, b is the leader",
-        ),
+        (hub("krypton-hub-away"), NoResponse, "no route to host"),
+        (Vec::new(), NotFound, "in krypton-system or krypton or team"),
+        (followers.to_vec(), Refused, no_leader),
     ] {
-        let error = cluster(pods, listening_pod, None).await.run(words).await;
-        let error = error.unwrap_err();
+        let home = cluster(pods, "krypton-hub-a", None).await;
+        let error = home.run(&["log-level", "hub"]).await.unwrap_err();
         assert_eq!(error.exit_code(), code, "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }
+    let home = cluster(hub("krypton-hub-a"), "krypton-hub-a", None).await;
+    let args = ["log-level", "hub", "--pod", "other"];
+    let error = home.run(&args).await.unwrap_err();
+    assert_eq!(error.exit_code(), NotFound, "{error}");
+    assert!(error.to_string().contains("other"), "{error}");
 }
 
 #[tokio::test]
@@ -275,25 +235,20 @@ async fn loopback_debug_address_is_used_without_pod() {
     let server = FakeApiServer::with_responses(Vec::new()).await;
     let (debug_address, _) = debug_port().await;
     let address_flag = format!("--debug-address={debug_address}");
-    let output = server
-        .run(&["log-level", "agent", &address_flag])
-        .await
-        .unwrap();
+    let args = ["log-level", "agent", &address_flag];
+    let output = server.run(&args).await.unwrap();
     assert_eq!(output.stdout, format!("{debug_address}: info\n"));
-    let error = server
-        .run(&["log-level", "agent", "loud", &address_flag])
-        .await;
-    let error = error.unwrap_err();
+    let args = ["log-level", "agent", "loud", &address_flag];
+    let error = server.run(&args).await.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::Refused);
     assert!(error.to_string().contains("no level is loud"), "{error}");
     // Bound without a listener, which keeps the port away from other tests.
     let unused_socket = TcpSocket::new_v4().unwrap();
     unused_socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let unused_address_flag = format!("--debug-address={}", unused_socket.local_addr().unwrap());
-    let error = server
-        .run(&["log-level", "hub", &unused_address_flag])
-        .await;
-    assert_eq!(error.unwrap_err().exit_code(), ExitCode::NoResponse);
+    let args = ["log-level", "hub", &unused_address_flag];
+    let error = server.run(&args).await.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::NoResponse);
     for args in [
         &["log-level"][..],
         &["log-level", "somebody"],
