@@ -60,26 +60,19 @@ impl Tool<'_> {
             command.env_remove(variable);
         }
         let (name, path) = (self.name, self.path.display());
-        let output = match tokio::time::timeout(deadline, command.output()).await {
-            Ok(Ok(output)) => output,
-            Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(KubectlError::Failed(format!(
-                    "there is no program {path}; {}",
-                    self.remedy
-                )));
-            }
-            Ok(Err(error)) => {
-                return Err(KubectlError::Failed(format!(
-                    "{path} did not start: {error}"
-                )));
-            }
-            Err(_) => {
-                return Err(KubectlError::NoResponse(format!(
-                    "{name} did not end within {} s; it was killed, and {next_step}",
-                    deadline.as_secs()
-                )));
-            }
-        };
+        let output = tokio::time::timeout(deadline, command.output()).await;
+        let output = output.map_err(|_| {
+            let seconds = deadline.as_secs();
+            KubectlError::NoResponse(format!(
+                "{name} did not end within {seconds} s; it was killed, and {next_step}"
+            ))
+        })?;
+        let output = output.map_err(|error| {
+            KubectlError::Failed(match error.kind() {
+                io::ErrorKind::NotFound => format!("there is no program {path}; {}", self.remedy),
+                _ => format!("{path} did not start: {error}"),
+            })
+        })?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
