@@ -445,10 +445,8 @@ mod tests {
         let expected =
             "kind failed to list its clusters; check that Docker runs: ERROR: Cannot connect";
         assert!(error.contains(expected), "{error}");
-        assert_eq!(
-            (kind.calls(), out.as_str()),
-            (vec!["get clusters".to_owned()], "")
-        );
+        assert_eq!(kind.calls(), ["get clusters"]);
+        assert_eq!(out, "");
     }
 
     #[tokio::test]
@@ -459,10 +457,8 @@ mod tests {
         let error = result.unwrap_err();
         let expected = "is Helm v3.13.9+g0, older than 3.14; install a newer Helm";
         assert!(error.contains(expected), "{error}");
-        assert_eq!(
-            (kind.calls(), out.as_str()),
-            (vec!["get clusters".to_owned()], "")
-        );
+        assert_eq!(kind.calls(), ["get clusters"]);
+        assert_eq!(out, "");
     }
 
     #[tokio::test]
@@ -558,18 +554,11 @@ mod tests {
             "--chart-repo=https://charts.example.org",
         ];
         let own_chart = json!({"repo": "https://charts.example.org", "name": "own", "version": ""});
+        let default = |version: &str| json!({"repo": repo, "name": name, "version": version});
         let cases: [(&[&str], bool, Value); 6] = [
-            (
-                &[],
-                true,
-                json!({"repo": repo, "name": name, "version": version}),
-            ),
+            (&[], true, default(version)),
             (&[], false, json!({})),
-            (
-                &["--chart-version=2"],
-                true,
-                json!({"repo": repo, "name": name, "version": "2"}),
-            ),
+            (&["--chart-version=2"], true, default("2")),
             (&["--chart-version=2"], false, json!({"version": "2"})),
             (&own, true, own_chart.clone()),
             (&own, false, own_chart),

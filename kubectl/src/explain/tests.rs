@@ -134,13 +134,18 @@ fn sources_with_member(tenant: Value, member: Value) -> ExplanationSources {
 }
 
 #[track_caller]
-fn assert_explained(sources: &ExplanationSources, ready: bool, lines: &[&str]) {
-    let explanation = explanation::explain(&key(), None, sources, now());
+fn assert_lines(explanation: &Explanation, ready: bool, lines: &[&str]) {
     let output = to_text(&explanation.lines);
     for line in lines {
         assert!(output.contains(line), "{line:?} is not in\n{output}");
     }
     assert_eq!(explanation.ready, ready, "{output}");
+}
+
+#[track_caller]
+fn assert_explained(sources: &ExplanationSources, ready: bool, lines: &[&str]) {
+    let explanation = explanation::explain(&key(), None, sources, now());
+    assert_lines(&explanation, ready, lines);
 }
 
 #[test]
@@ -461,11 +466,8 @@ fn tenant_only_on_member_is_explained_from_report() {
         (failed, false, "✗ InstallFailed: a message"),
     ] {
         let explanation = explanation::explain(&key(), Some("edge-1"), &sources(state), now());
-        let output = to_text(&explanation.lines);
-        for line in ["✓ Tenant default/acme exists only on edge-1", line] {
-            assert!(output.contains(line), "{line:?} is not in\n{output}");
-        }
-        assert_eq!(explanation.ready, ready, "{output}");
+        let lines = ["✓ Tenant default/acme exists only on edge-1", line];
+        assert_lines(&explanation, ready, &lines);
     }
 }
 
