@@ -133,12 +133,10 @@ pub(crate) async fn run(
 
 /// Returns the change of this object.
 fn plan_change(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> PlannedChange {
-    let annotation = |name: &str| {
-        let annotations = object.pointer("/metadata/annotations")?;
-        annotations.get(name)?.as_str().map(str::to_owned)
-    };
     let is_set = |field: &str| object.pointer(field).and_then(Value::as_bool) == Some(true);
-    let is_annotated = annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false");
+    let annotations = object.pointer("/metadata/annotations");
+    let annotation = annotations.and_then(|it| it.get(PAUSED_ANNOTATION)?.as_str());
+    let is_annotated = annotation.is_some_and(|value| value != "false");
     let (needs_patch, patch, (changed_result, unchanged_result)) = match (verb, kind) {
         (Verb::Pause, Kind::Cluster) => (
             !is_set("/spec/paused"),

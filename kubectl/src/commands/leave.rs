@@ -82,15 +82,11 @@ async fn wait_for_finalizer(
     member: &DynamicObject,
 ) -> Result<(), KubectlError> {
     let name = member.name_any();
-    let is_hub_finalizer = |finalizer: &String| finalizer == UNINSTALL_FINALIZER;
     let check = |current: Option<DynamicObject>| {
         let current = current.filter(|current| current.uid() == member.uid());
         let current = current.ok_or_else(|| members.not_found(&members.kind.kind, &name))?;
-        Ok(current
-            .finalizers()
-            .iter()
-            .any(is_hub_finalizer)
-            .then_some(()))
+        let mut finalizers = current.finalizers().iter();
+        Ok(finalizers.any(|it| it == UNINSTALL_FINALIZER).then_some(()))
     };
     let times = (INTERVAL, FINALIZER_DEADLINE);
     members.wait_for(&name, times, check).await?.ok_or_else(|| {
@@ -132,11 +128,8 @@ fn spec(object: &DynamicObject) -> EdgeClusterSpec {
 /// Returns the patch before the deletion. `None` if the object needs none.
 fn patch(object: &DynamicObject, orphan: bool) -> Option<Value> {
     let uninstalls = spec(object).deletion_policy != DeletionPolicy::Retain;
-    let is_annotated = object
-        .annotations()
-        .get(ORPHAN_ANNOTATION)
-        .map(String::as_str)
-        == Some("true");
+    let annotation = object.annotations().get(ORPHAN_ANNOTATION);
+    let is_annotated = annotation.is_some_and(|value| value == "true");
     Some(match (orphan, uninstalls, is_annotated) {
         // The annotation also releases an EdgeCluster that is already being deleted.
         (true, true, _) => json!({
@@ -218,9 +211,7 @@ mod tests {
             json!({"sourceRef": {"kind": "Secret", "namespace": "krypton", "name": "edge-1"}});
         let text = advice(&object(spec, json!({})), true);
         assert!(text.contains("Secret krypton/edge-1"), "{text}");
-        assert_eq!(
-            advice(&object(json!({}), json!({})), false).lines().count(),
-            1
-        );
+        let text = advice(&object(json!({}), json!({})), false);
+        assert_eq!(text.lines().count(), 1);
     }
 }

@@ -6,7 +6,7 @@ mod translation;
 use clap::Args;
 use krypton_types::names::{self, namespace_name};
 use kube::api::{DynamicObject, PostParams};
-use kube::core::ApiResource;
+use kube::core::{ApiResource, GroupVersionKind};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -183,13 +183,8 @@ async fn old_objects(
     kind: &str,
     scope: &Scope,
 ) -> Result<Option<Vec<Value>>, KubectlError> {
-    let resource = ApiResource {
-        group: names::GROUP.to_owned(),
-        version: OLD_API_VERSION.to_owned(),
-        api_version: format!("{}/{OLD_API_VERSION}", names::GROUP),
-        kind: kind.to_owned(),
-        plural: format!("{}s", kind.to_lowercase()),
-    };
+    let kind = GroupVersionKind::gvk(names::GROUP, OLD_API_VERSION, kind);
+    let resource = ApiResource::from_gvk(&kind);
     none_without_crd(home.untyped(resource, scope).list_values().await)
 }
 

@@ -217,10 +217,8 @@ impl Explainer {
                 [] => String::new(),
                 finalizers => format!(", held by the finalizers {}", finalizers.join(", ")),
             };
-            self.add(
-                Mark::Note,
-                format!("being deleted since {since}{finalizers}"),
-            );
+            let text = format!("being deleted since {since}{finalizers}");
+            self.add(Mark::Note, text);
         }
         let annotation = |name: &str| object.annotations().get(name).map(String::as_str);
         if annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false") {
@@ -270,11 +268,8 @@ impl Explainer {
         let is_same = |a: &State| resolved.as_ref().is_some_and(|b| a.reason == b.reason);
         let placed = placed.filter(|placed| !is_same(placed));
         for state in [&resolved, &placed].into_iter().flatten() {
-            self.add_condition(
-                mark_for(state.truth),
-                state,
-                remedy::for_tenant(&state.reason),
-            );
+            let remedy = remedy::for_tenant(&state.reason);
+            self.add_condition(mark_for(state.truth), state, remedy);
         }
     }
 

@@ -113,11 +113,8 @@ fn add_deployment(
 ) {
     let (namespace, name) = (&row.namespace, &row.name);
     let release = names::deployment_release(name);
-    row.region = spec
-        .region
-        .get("name")
-        .and_then(Value::as_str)
-        .map(str::to_owned);
+    let region = spec.region.get("name").and_then(Value::as_str);
+    row.region = region.map(str::to_owned);
     row.secret = Some(match &spec.secret {
         (Some(namespace), secret) => format!("{namespace}/{secret}"),
         (None, secret) => secret.clone(),
@@ -263,13 +260,8 @@ fn spec_from_references(
 
 /// Returns the kubeconfig Secret of a Region, or `None` if the Region does not exist.
 fn find_region_secret(name: &str, references: &OldReferences) -> Result<Option<SecretRef>, String> {
-    match find_objects(
-        &references.regions,
-        name,
-        references.operator_namespace.as_deref(),
-    )
-    .as_slice()
-    {
+    let namespace = references.operator_namespace.as_deref();
+    match find_objects(&references.regions, name, namespace).as_slice() {
         [] => Ok(None),
         [region] => {
             let secret = text(region, "/spec/kubeconfigSecretName");

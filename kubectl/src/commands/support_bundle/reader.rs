@@ -340,13 +340,11 @@ impl<'a> BundleReader<'a> {
         let file = "releases.yaml";
         let listing = secrets.api.list_metadata(&params);
         let list = secrets.call("list", "", listing).await;
-        if let Ok(list) = &list
-            && list
-                .metadata
-                .continue_
-                .as_deref()
-                .is_some_and(|token| !token.is_empty())
-        {
+        let more = list
+            .as_ref()
+            .ok()
+            .and_then(|list| list.metadata.continue_.as_ref());
+        if more.is_some_and(|token| !token.is_empty()) {
             let reason = format!("only the first {MAX_RELEASES} are in it");
             self.contents.add_missing(file, &reason);
         }

@@ -77,12 +77,9 @@ impl Explainer {
             self.add(Mark::Note, "it is leaving the fleet");
         }
         if cluster.spec.banned {
+            let text = "banned: the hub rejects its agent and does not connect to it";
             let remedy = format!("kubectl krypton unban {name}");
-            self.add_with_remedy(
-                Mark::Problem,
-                "banned: the hub rejects its agent and does not connect to it",
-                remedy.as_str(),
-            );
+            self.add_with_remedy(Mark::Problem, text, remedy.as_str());
         }
         if cluster.spec.paused {
             let text = "paused on the EdgeCluster: nothing is written there but status";
@@ -101,11 +98,8 @@ impl Explainer {
         ] {
             let condition = conditions::find(&status.conditions, type_);
             if let Some(condition) = condition.filter(|condition| condition.truth == Truth::False) {
-                self.add_condition(
-                    Mark::Note,
-                    &condition,
-                    remedy::for_member(&condition.reason),
-                );
+                let remedy = remedy::for_member(&condition.reason);
+                self.add_condition(Mark::Note, &condition, remedy);
             }
         }
         is_connected
@@ -220,10 +214,8 @@ impl Explainer {
                 (Mark::Note, text)
             }
             (Some(applied_version), _) => {
-                let since = desired
-                    .since
-                    .as_ref()
-                    .map(|since| self.format_time(since.0));
+                let since = desired.since.as_ref();
+                let since = since.map(|since| self.format_time(since.0));
                 let since = since.map_or_else(String::new, |since| format!(" since {since}"));
                 let text = format!(
                     "it has applied desired state {applied_version}, but not {desired_version} (sent{since}): {chart}"
