@@ -255,9 +255,7 @@ mod tests {
         let text = remaining_note(Program::Agent, "krypton-system", "edge-1", &[]);
         assert!(text.contains("on the cluster \"edge-1\""), "{text}");
         assert!(text.contains("- the CRDs\n"), "{text}");
-        assert!(
-            text.contains("- the namespace krypton-system, with"),
-            "{text}"
-        );
+        let namespace = "- the namespace krypton-system, with";
+        assert!(text.contains(namespace), "{text}");
     }
 }

@@ -165,10 +165,8 @@ async fn port_forward_reaches_leading_hub_and_acting_agent() {
     let edge = cluster(agents.to_vec(), "krypton-agent-b", Some(debug_address)).await;
     let args = ["log-level", "agent", "info,a::b=trace", "--for=0"];
     let output = edge.run(&args).await.unwrap();
-    assert_eq!(
-        output.stdout,
-        "krypton-agent-b: info,a::b=trace until then\n"
-    );
+    let expected = "krypton-agent-b: info,a::b=trace until then\n";
+    assert_eq!(output.stdout, expected);
     assert_eq!(
         *requests.lock().unwrap(),
         [
@@ -311,10 +309,8 @@ async fn support_bundle_contains_debug_reports_or_failure_reasons() {
         format!("debug/{debug_address}.fleet.json"),
     ] {
         let fleet: Value = serde_json::from_str(&files[&name]).unwrap();
-        assert_eq!(
-            fleet,
-            json!({"replica": "krypton-hub-0", "repo": "https://[redacted]@r"})
-        );
+        let expected = json!({"replica": "krypton-hub-0", "repo": "https://[redacted]@r"});
+        assert_eq!(fleet, expected);
     }
     let readme = &files["README.txt"];
     let missing =

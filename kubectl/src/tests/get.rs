@@ -112,10 +112,8 @@ default     odd    <not readable>
 ";
     assert_eq!(deployments_table(&objects, view(false)).render(), expected);
     let wide = deployments_table(&objects, view(true)).render();
-    assert!(
-        wide.contains("https://charts.example.org/small:1.0.0"),
-        "{wide}"
-    );
+    let chart = "https://charts.example.org/small:1.0.0";
+    assert!(wide.contains(chart), "{wide}");
 }
 
 #[test]

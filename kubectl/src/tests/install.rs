@@ -41,19 +41,15 @@ async fn agent_is_installed_with_bundle_and_values() {
         "--set-file=c=file",
     ];
     let output = server.run(&args).await.unwrap();
-    assert_eq!(
-        (output.stdout.as_str(), output.stderr.as_str()),
-        ("installed\n", "")
-    );
+    assert_eq!(output.stdout, "installed\n");
+    assert_eq!(output.stderr, "");
     let args = fs::read_to_string(folder.join("args")).unwrap();
     let expected =
         "--values my.yaml --set a=1 --set-string b=2 --set-file c=file --set-file join.bundle=/";
     assert!(args.contains(expected), "{args}");
     let passed = fs::read_to_string(folder.join("bundle")).unwrap();
-    assert_eq!(
-        JoinBundle::parse(&passed).unwrap(),
-        JoinBundle::parse(&bundle).unwrap()
-    );
+    let parse = |text: &str| JoinBundle::parse(text).unwrap();
+    assert_eq!(parse(&passed), parse(&bundle));
 }
 
 #[tokio::test]

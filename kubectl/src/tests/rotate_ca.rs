@@ -154,10 +154,8 @@ async fn only_named_clusters_are_locked_out() {
     let server = FakeApiServer::with_responses(responses).await;
     let args = ["rotate-ca", "--force", "--lock-out", "edge-3,edge-2"];
     let output = server.run(&args).await.unwrap();
-    assert!(
-        output.stdout.contains("kubectl krypton join edge-2"),
-        "{output:?}"
-    );
+    let command = "kubectl krypton join edge-2";
+    assert!(output.stdout.contains(command), "{output:?}");
     let request = server.requests().pop().unwrap().1;
     let lock_out = &request["metadata"]["annotations"]["mesh.openkcm.io/rotate-ca-lock-out"];
     let lock_out: Value = serde_json::from_str(lock_out.as_str().unwrap()).unwrap();

@@ -60,11 +60,8 @@ async fn support_bundle_redacts_secrets_and_lists_missing_files() {
     }
     assert!(files["krypton-system/logs/krypton-hub-0.log"].contains("hub starts\n"));
     assert!(!files["krypton-system/pods.yaml"].contains("somebody"));
-    assert!(
-        files["tenants.yaml"].contains("db:"),
-        "{}",
-        files["tenants.yaml"]
-    );
+    let tenants = &files["tenants.yaml"];
+    assert!(tenants.contains("db:"), "{tenants}");
     let readme = &files["README.txt"];
     for missing in [
         "deployments.yaml: ",

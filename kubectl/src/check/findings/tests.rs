@@ -42,10 +42,8 @@ fn old_kubernetes_fails_and_newer_passes() {
     }
     assert_eq!(kubernetes(&not_permitted()).mark, Mark::Unknown);
     let output = to_text(&[kubernetes(&Lookup::Failed("no route".to_owned()))]);
-    assert!(
-        output.starts_with("✗ the API server does not respond: no route\n"),
-        "{output}"
-    );
+    let expected = "✗ the API server does not respond: no route\n";
+    assert!(output.starts_with(expected), "{output}");
 }
 
 #[test]

@@ -96,22 +96,16 @@ MEMBER   NAMESPACE   NAME   PHASE     READY   CHART     MESSAGE
 edge-1   default     acme   Ready     True    c:1.0.0   HelmInstalled: why
 edge-2   default     acme   Pending   False   -         NotReady: why
 ";
-        assert_eq!(
-            fleet_output(&tenants, None, true, view).unwrap().stdout,
-            expected
-        );
+        let table = fleet_output(&tenants, None, true, view).unwrap().stdout;
+        assert_eq!(table, expected);
         let rows = fleet_output(&tenants, None, false, view).unwrap().stdout;
         assert_eq!(rows.lines().count(), 2, "{rows}");
         let format = Output::Format(OutputFormat::Json);
-        let json = fleet_output(&tenants, Some(&format), true, view)
-            .unwrap()
-            .stdout;
-        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let output = fleet_output(&tenants, Some(&format), true, view).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
         assert_eq!(json["items"][1]["member"], "edge-2");
         let none = fleet_output(&[], None, true, view).unwrap();
-        assert_eq!(
-            (none.stdout.as_str(), none.stderr.as_str()),
-            ("", "No Tenants found\n")
-        );
+        assert_eq!(none.stdout, "");
+        assert_eq!(none.stderr, "No Tenants found\n");
     }
 }
