@@ -22,8 +22,7 @@ use stub_hub::{Labels, StubHub};
 
 by_agent!(
     deployment_is_reconciled_and_removed_only_by_order,
-    release_has_single_owner_and_original_is_adopted,
-    deployments_work_where_tenants_are_forbidden
+    release_has_single_owner_and_original_is_adopted
 );
 
 fn order(namespace: &str, name: &str) -> DesiredDeployment {
@@ -66,8 +65,10 @@ async fn labels(
     secrets.get(&name).await.unwrap().labels().clone()
 }
 
+/// Also without the CRD of Tenants.
 async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestResult {
     let cluster = cluster("ordered", mode, Parts::WithControllers).await;
+    reject_tenant_crd(&cluster).await?;
     let (fleet_client, repository) = (FleetClient::new(&cluster), small().await);
     let drift = DriftPolicy {
         mode: DriftMode::Heal,
@@ -148,6 +149,7 @@ async fn deployment_is_reconciled_and_removed_only_by_order(mode: Mode) -> TestR
     stub.wait_gone(&gone).await;
     stub.wait_ready(&other, reason::NO_CHANGE).await;
     fleet_client.wait_deployed("other", "ced-other", 1).await?;
+    assert_no_tenant_crd(&cluster).await?;
     Ok(())
 }
 
@@ -219,23 +221,5 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     fleet_client.wait_deployed("acme", "ced-acme", 1).await?;
     assert!(fleet_client.revisions("old", "ced-old").await?.is_empty());
     assert!(fleet_client.namespace("old").await?.is_some());
-    Ok(())
-}
-
-async fn deployments_work_where_tenants_are_forbidden(mode: Mode) -> TestResult {
-    let cluster = cluster("ordered-alone", mode, Parts::WithControllers).await;
-    reject_tenant_crd(&cluster).await?;
-    let (fleet_client, repository) = (FleetClient::new(&cluster), small().await);
-    let drift = DriftPolicy::default();
-    let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift).await?;
-    stub.value("replicaCount", 0);
-    let acme = order("accounts", "acme");
-    stub.order(&[&acme]);
-    stub.wait_ready(&acme, reason::INSTALLED).await;
-    let gone = removal(&acme);
-    stub.order(&[&gone]);
-    stub.wait_gone(&gone).await;
-    fleet_client.wait_for_namespace_deletion("acme").await?;
-    assert_no_tenant_crd(&cluster).await?;
     Ok(())
 }
