@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_tests::{
     Cluster, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
-    fleet::FleetClient,
+    fleet::{ALL_READY, FleetClient},
 };
 use krypton_types::names;
 use serde_json::json;
@@ -14,6 +14,7 @@ const OWN_IMAGE: &str = "krypton.test/small:1";
 const IMAGE: &str = "{.spec.template.spec.containers[0].image}";
 
 by_agent!(
+    adopted_release_is_healed_after_its_own_revision,
     drift_is_corrected_without_revision_sparing_foreign_fields,
     drift_is_reported_but_ignored_fields_are_skipped
 );
@@ -262,40 +263,73 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     Ok(())
 }
 
-/// Installed like Helm 3 and the original do it.
-#[tokio::test]
-async fn adopted_release_is_healed_after_its_own_revision() -> TestResult {
-    let chart = ServedChart::small("{}").await?;
-    let mut pair = Pair::start("drift-adopted", Mode::Proxy, Parts::WithControllers).await?;
-    let url = chart.repository.url();
-    let (repo, name) = (format!("--repo={url}"), pair.release("acme"));
-    let install = ["install", &name, "small", &repo, "--version=1.0.0"];
+/// Installs a release like Helm 3 and the original do it. No pods run here, and the chart requests none.
+async fn install_as_original(
+    cluster: &Cluster,
+    chart: &ServedChart,
+    (tenant, release): (&str, &str),
+) -> TestResult {
+    let repo = format!("--repo={}", chart.repository.url());
+    let namespace = format!("--namespace={tenant}");
+    let install = ["install", release, "small", &repo, "--version=1.0.0"];
     let how = [
-        "--namespace=acme",
+        namespace.as_str(),
         "--create-namespace",
         "--server-side=false",
+        "--set=replicaCount=0",
     ];
-    let how = how.into_iter().chain(["--set=replicaCount=0"]);
-    pair.cluster().helm(install.into_iter().chain(how)).await?;
+    cluster.helm(install.into_iter().chain(how)).await?;
+    Ok(())
+}
+
+async fn adopted_release_is_healed_after_its_own_revision(mode: Mode) -> TestResult {
+    let chart = ServedChart::small("{}").await?;
+    let mut pair = Pair::start("drift-adopted", mode, Parts::WithControllers).await?;
+    let [name, stray] = ["acme", "stray"].map(|tenant| pair.release(tenant));
+    for release in [("acme", name.as_str()), ("stray", &stray)] {
+        install_as_original(pair.cluster(), &chart, release).await?;
+    }
+    let fleet_client = pair.fleet_client();
+    let releases = fleet_client.releases().await?;
     pair.start_hub_and_join(chart.flags(&["--drift=heal", "--drift-interval=1s"]))
         .await?;
-    let fleet_client = pair.fleet_client();
+    let url = chart.repository.url();
     let original = krypton_types::fingerprint::original(&url, "small", "1.0.0");
     let annotation = names::fingerprint_annotation(pair.name());
     fleet_client
         .create_annotated("acme", json!({}), &[(&annotation, &original)])
         .await?;
-    fleet_client.wait_ready("acme").await?;
+    // Without the annotation of the original, the release is foreign.
+    fleet_client.create("stray", json!({})).await?;
+    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
+    let adopted = [ALL_READY, (ready.as_str(), "True", "NoChange")];
+    fleet_client.wait_for("acme", &adopted).await?;
+    fleet_client.event_message("acme", "HelmSkip").await?;
+    let refused = [
+        ("Ready", "False", "ClustersNotReady"),
+        (error.as_str(), "True", "ReleaseInUse"),
+    ];
+    let refused = fleet_client.wait_for("stray", &refused).await?;
+    let message = refused.status.unwrap().last_message.unwrap();
+    assert!(message.contains(&stray), "{message}");
+    assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
+    let log = pair.actor()?.log()?;
+    assert!(!log.contains("running helm"), "{log}");
+
     let acme = Release::new(&pair, "acme");
     acme.change_image().await;
-    let ready = pair.condition("ClusterReady");
     wait_for_condition(&fleet_client, "acme", &ready, |message| {
         message.contains("not corrected")
     })
     .await;
     assert_eq!(acme.field("deployment", IMAGE).await?, OTHER_IMAGE);
-    let revisions = fleet_client.revisions("acme", &acme.name).await?;
-    assert_eq!(revisions, [(1, "deployed".to_owned())]);
+    let unchanged = fleet_client.releases().await?;
+    assert_eq!(unchanged, releases, "both are unchanged");
+    fleet_client
+        .annotate("stray", "mesh.openkcm.io/adopt", "true")
+        .await?;
+    fleet_client.wait_deployed("stray", &stray, 2).await?;
+    fleet_client.wait_deployed("acme", &name, 1).await?;
 
     chart.write("{replicaCount: 0, message: v2}")?;
     fleet_client.wait_deployed("acme", &acme.name, 2).await?;

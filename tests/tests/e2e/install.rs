@@ -1,19 +1,15 @@
-//! Shows the installation of a real chart, the cost of a no-op reconcile, and the adoption of releases.
+//! Shows the installation of a real chart, and the cost of a no-op reconcile.
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, by_agent, eventually,
     fleet::{ALL_READY, chart_flags},
 };
 use krypton_types::{fingerprint, names};
 use serde_json::json;
 
-by_agent!(
-    original_release_is_adopted_foreign_only_with_annotation,
-    real_chart_installs_once_and_stays_unchanged,
-);
+by_agent!(real_chart_installs_once_and_stays_unchanged);
 
 /// Counts the requests that only a pass with actions sends.
 ///
@@ -144,74 +140,5 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     assert_eq!(fleet_client.events("acme").await?, events);
     let log = pair.actor()?.log()?;
     assert_eq!(log.matches("running helm").count(), runs, "{log}");
-    Ok(())
-}
-
-async fn install_as_original(
-    cluster: &Cluster,
-    repository: &ChartRepository,
-    release: &str,
-    name: &str,
-) -> Result<()> {
-    let (namespace, repo) = (
-        format!("--namespace={name}"),
-        format!("--repo={}", repository.url()),
-    );
-    // No pods run here, and the chart requests none.
-    let args = [
-        "install",
-        release,
-        "small",
-        "--version=1.0.0",
-        "--create-namespace",
-    ];
-    let more = [namespace.as_str(), &repo, "--set=replicaCount=0"];
-    cluster.helm(args.into_iter().chain(more)).await.map(drop)
-}
-
-async fn original_release_is_adopted_foreign_only_with_annotation(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-    let mut pair = Pair::start("adoption", mode, Parts::WithControllers).await?;
-    let [acme, stray] = ["acme", "stray"].map(|tenant| pair.release(tenant));
-    for (name, release) in [("acme", &acme), ("stray", &stray)] {
-        install_as_original(pair.cluster(), &repository, release, name).await?;
-    }
-    let fleet_client = pair.fleet_client();
-    let releases = fleet_client.releases().await?;
-    let flags = chart_flags(&repository, "small", "1.0.0");
-    pair.start_hub_and_join(flags).await?;
-
-    let original = fingerprint::original(&repository.url(), "small", "1.0.0");
-    let annotation = names::fingerprint_annotation(pair.name());
-    fleet_client
-        .create_annotated("acme", json!({}), &[(&annotation, &original)])
-        .await?;
-    fleet_client.create("stray", json!({})).await?;
-
-    let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
-    let adopted = [ALL_READY, (ready.as_str(), "True", "NoChange")];
-    fleet_client.wait_for("acme", &adopted).await?;
-    fleet_client.event_message("acme", "HelmSkip").await?;
-    let refused = [
-        ("Ready", "False", "ClustersNotReady"),
-        (error.as_str(), "True", "ReleaseInUse"),
-    ];
-    let refused = fleet_client.wait_for("stray", &refused).await?;
-    let message = refused.status.unwrap().last_message.unwrap();
-    assert!(message.contains(&stray), "{message}");
-    assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
-    assert_eq!(
-        fleet_client.releases().await?,
-        releases,
-        "both are unchanged"
-    );
-    let log = pair.actor()?.log()?;
-    assert!(!log.contains("running helm"), "{log}");
-
-    fleet_client
-        .annotate("stray", "mesh.openkcm.io/adopt", "true")
-        .await?;
-    fleet_client.wait_deployed("stray", &stray, 2).await?;
-    fleet_client.wait_deployed("acme", &acme, 1).await?;
     Ok(())
 }
