@@ -99,68 +99,67 @@ impl SlotHub {
 }
 
 #[tokio::test]
-async fn paused_or_reverted_upgrade_leaves_the_slot_queue() -> TestResult {
+async fn paused_reverted_or_deleted_release_leaves_slot_queue() -> TestResult {
     let mut stage = SlotHub::start("slots").await?;
-    stage.install("acme").await?;
+    for name in ["acme", "gone", "kept"] {
+        stage.install(name).await?;
+    }
 
-    // The values are reverted while the upgrade waits.
+    // The values are reverted while the upgrades wait.
     let hook = stage.block("first").await?;
     stage.chart.write(SECOND)?;
-    stage.wait_for_queue("low", 1).await?;
+    stage.wait_for_queue("low", 3).await?;
     stage.chart.write(FIRST)?;
     stage.wait_for_queue("low", 0).await?;
     stage.release("first", &hook).await?;
-    stage.check_revision("acme", 1).await?;
+    for name in ["acme", "gone", "kept"] {
+        stage.check_revision(name, 1).await?;
+    }
 
-    // The member is paused.
+    // Tenants are deleted, and one of them is orphaned.
     let hook = stage.block("second").await?;
     stage.chart.write(SECOND)?;
-    stage.wait_for_queue("low", 2).await?;
-    stage.pause(true).await;
-    stage.wait_for_queue("low", 0).await?;
-    let progress = stage.pair.condition("ClusterProgress");
-    let paused = [(progress.as_str(), "False", "Paused")];
-    stage.fleet_client.wait_for("acme", &paused).await?;
-    stage.fleet_client.wait_for("first", &paused).await?;
-    gate::complete_hook(&stage.fleet_client, "second", &hook).await?;
-    stage.wait_for_new_revision("second", 1).await?;
-    stage.fleet_client.wait_for_renewal().await?;
-    stage.check_revision("acme", 1).await?;
-    stage.check_revision("first", 1).await?;
-    stage.pause(false).await;
-    stage.wait_for_new_revision("acme", 2).await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn deletion_and_orphan_annotation_redirect_a_waiting_run() -> TestResult {
-    let mut stage = SlotHub::start("redirect").await?;
-    for name in ["gone", "kept"] {
-        stage.install(name).await?;
-    }
-    let hook = stage.block("first").await?;
-    stage.chart.write(SECOND)?;
-    stage.wait_for_queue("low", 2).await?;
+    stage.wait_for_queue("low", 4).await?;
     for name in ["gone", "kept"] {
         stage.fleet_client.delete(name).await?;
     }
     stage.wait_for_queue("high", 2).await?;
-    stage.wait_for_queue("low", 0).await?;
-
+    stage.wait_for_queue("low", 2).await?;
     let orphan = names::ORPHAN_ANNOTATION;
     let fleet_client = &stage.fleet_client;
     fleet_client.annotate("kept", orphan, "true").await?;
     fleet_client.wait_gone("kept").await?;
     stage.wait_for_queue("high", 1).await?;
-    stage.release("first", &hook).await?;
+    stage.chart.write(FIRST)?;
+    stage.wait_for_queue("low", 0).await?;
+    gate::complete_hook(&stage.fleet_client, "second", &hook).await?;
     stage.fleet_client.wait_gone("gone").await?;
-
-    stage.check_revision("kept", 1).await?;
     let namespace = stage.fleet_client.namespace("gone").await?;
     assert_eq!(namespace, None, "its workspace is deleted too");
+    stage.fleet_client.wait_ready("second").await?;
+
+    // The member is paused.
+    let hook = stage.block("third").await?;
+    stage.chart.write(SECOND)?;
+    stage.wait_for_queue("low", 3).await?;
+    stage.pause(true).await;
+    stage.wait_for_queue("low", 0).await?;
+    let progress = stage.pair.condition("ClusterProgress");
+    let paused = [(progress.as_str(), "False", "Paused")];
+    for name in ["acme", "first", "second"] {
+        stage.fleet_client.wait_for(name, &paused).await?;
+    }
+    gate::complete_hook(&stage.fleet_client, "third", &hook).await?;
+    stage.wait_for_new_revision("third", 1).await?;
+    stage.fleet_client.wait_for_renewal().await?;
+    for name in ["acme", "first", "second", "kept"] {
+        stage.check_revision(name, 1).await?;
+    }
     for name in ["gone", "kept"] {
         let events = stage.fleet_client.events(name).await?;
         assert_eq!(events.get("HelmUpgradeStart"), None, "{events:?}");
     }
+    stage.pause(false).await;
+    stage.wait_for_new_revision("acme", 2).await?;
     Ok(())
 }
