@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, Scenario, TestResult, by_agent,
+    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, by_agent,
     fleet::{FleetClient, chart_flags},
 };
 use kube::api::PostParams;
@@ -30,10 +30,7 @@ metadata: {name: of-value, annotations: {helm.sh/resource-policy: keep}}
 {{- end }}
 "#;
 
-by_agent!(
-    foreign_secret_or_tenant_does_not_stop_deletion,
-    workspace_with_other_objects_stays
-);
+by_agent!(workspace_with_other_objects_stays);
 
 fn chart(folder: &TempDir) -> ChartSource {
     ChartSource::write(folder.path(), "maps", &[("templates/all.yaml", TEMPLATE)]).unwrap()
@@ -65,14 +62,18 @@ async fn check_namespace_stays(fleet_client: &FleetClient, name: &str) {
 
 async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     let folder = tempfile::tempdir()?;
-    let (pair, _chart) = Scenario::new("occupied", mode)
-        .chart(chart(&folder), "maps")
-        .start()
-        .await?;
+    let repository = ChartRepository::start(&[chart(&folder)]).await?;
+    let mut pair = Pair::start("occupied", mode, Parts::WithControllers).await?;
     let fleet_client = pair.fleet_client();
-    fleet_client
-        .install_all(&["plain", "shared", "kept"])
+    let cluster = pair.cluster();
+    cluster.kubectl(["create", "namespace", "odd"]).await?;
+    let label_args = ["label", "namespace", "odd", "mesh.openkcm.io/created-for=x"];
+    cluster.kubectl(label_args).await?;
+    unreadable_tenant(&fleet_client, "odd").await?;
+    pair.start_hub_and_join(chart_flags(&repository, "maps", "1.0.0"))
         .await?;
+    let names = ["plain", "shared", "kept", "notes", "odd"];
+    fleet_client.install_all(&names).await?;
     let map = json!({"metadata": {"name": "theirs"}});
     let map = create_object::<ConfigMap>(&fleet_client, "shared", map).await?;
     let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
@@ -82,11 +83,18 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": map}]);
     let owned = json!({"metadata": {"name": "owned", "ownerReferences": owner}});
     create_object::<ConfigMap>(&fleet_client, "shared", owned).await?;
+    // Neither is a revision: one has no type, and the other has another name.
+    let labels = json!({"owner": "helm", "name": pair.release("notes"), "version": "7",
+        "status": "deployed"});
+    for (name, type_) in [("notes", "Opaque"), ("copy", "helm.sh/release.v1")] {
+        let secret = json!({"metadata": {"name": name, "labels": labels}, "type": type_});
+        create_object::<Secret>(&fleet_client, "notes", secret).await?;
+    }
 
-    for name in ["plain", "shared", "kept"] {
+    for name in names {
         fleet_client.delete(name).await?;
     }
-    for name in ["plain", "shared", "kept"] {
+    for name in names {
         fleet_client.wait_gone(name).await?;
     }
 
@@ -97,10 +105,14 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
             "ConfigMap theirs (not created by the release), PersistentVolumeClaim data (holds data);",
         ),
         ("kept", "ConfigMap of-value (kept by the chart);"),
+        ("notes", "Secret copy"),
+        ("odd", "Tenant unreadable"),
     ] {
         check_namespace_stays(&fleet_client, name).await;
         let message = fleet_client.event_message(name, "WorkspaceKept").await?;
         assert!(message.contains(expected), "{message}");
+    }
+    for name in ["shared", "kept"] {
         let release = pair.release(name);
         assert_eq!(fleet_client.revisions(name, &release).await?, []);
     }
@@ -111,35 +123,5 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     assert_eq!(claims.get("data").await?.uid(), Some(claim));
     let maps: Api<ConfigMap> = Api::namespaced(fleet_client.client.clone(), "kept");
     maps.get("of-value").await?;
-    Ok(())
-}
-
-async fn foreign_secret_or_tenant_does_not_stop_deletion(mode: Mode) -> TestResult {
-    let folder = tempfile::tempdir()?;
-    let repository = ChartRepository::start(&[chart(&folder)]).await?;
-    let mut pair = Pair::start("strangers", mode, Parts::WithControllers).await?;
-    let fleet_client = pair.fleet_client();
-    let cluster = pair.cluster();
-    cluster.kubectl(["create", "namespace", "odd"]).await?;
-    let label_args = ["label", "namespace", "odd", "mesh.openkcm.io/created-for=x"];
-    cluster.kubectl(label_args).await?;
-    unreadable_tenant(&fleet_client, "odd").await?;
-    pair.start_hub_and_join(chart_flags(&repository, "maps", "1.0.0"))
-        .await?;
-    fleet_client.install_all(&["odd", "notes"]).await?;
-    // Neither is a revision: one has no type, and the other has another name.
-    let labels = json!({"owner": "helm", "name": pair.release("notes"), "version": "7",
-        "status": "deployed"});
-    for (name, type_) in [("notes", "Opaque"), ("copy", "helm.sh/release.v1")] {
-        let secret = json!({"metadata": {"name": name, "labels": labels}, "type": type_});
-        create_object::<Secret>(&fleet_client, "notes", secret).await?;
-    }
-
-    for (name, expected) in [("notes", "Secret copy"), ("odd", "Tenant unreadable")] {
-        fleet_client.remove(name).await?;
-        check_namespace_stays(&fleet_client, name).await;
-        let message = fleet_client.event_message(name, "WorkspaceKept").await?;
-        assert!(message.contains(expected), "{message}");
-    }
     Ok(())
 }
