@@ -168,7 +168,7 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
 
     let values = ValuesFile::new("{}")?;
     // Krypton takes over a foreign lock after three times this timeout and a minute.
-    let short = "--helm-timeout=10s".to_owned();
+    let short = "--helm-timeout=5s".to_owned();
     let flags = flags(&charts, &values).into_iter();
     pair.start_hub_and_join(flags.chain([short.clone()]))
         .await?;

@@ -234,7 +234,7 @@ async fn killed_helm_is_repaired_by_next_pass() -> TestResult {
 }
 
 /// Krypton breaks a foreign lock after three times this timeout and a minute.
-const SHORT_TIMEOUT: &str = "--helm-timeout=20s";
+const SHORT_TIMEOUT: &str = "--helm-timeout=5s";
 
 /// Runs Helm as a user, until it waits at `event`, and kills it.
 async fn kill_manual_run_at(
@@ -305,13 +305,7 @@ async fn dead_manual_helm_run_is_repaired_without_uninstall() -> TestResult {
         fleet_client.wait_for(name, &[expected]).await?;
     }
     for (name, release) in names.iter().zip(&release) {
-        // The grace period is nearly as long as the default deadline.
-        for _ in 0..2 {
-            let done = fleet_client.event_message(name, "ReleaseUnlocked").await;
-            if done.is_ok() {
-                break;
-            }
-        }
+        fleet_client.event_message(name, "ReleaseUnlocked").await?;
         fleet_client.wait_ready(name).await?;
         eventually("only interrupted hooks to be left", async || {
             let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), name);
