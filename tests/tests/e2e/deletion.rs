@@ -211,9 +211,8 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
         .kubectl(["create", "namespace", "team"])
         .await?;
     // Half of the Tenants are in a second namespace.
-    let each = 2;
     let mut names = Vec::new();
-    for number in 0..each {
+    for number in 0..2 {
         for namespace in ["default", "team"] {
             let name = format!("{namespace}-{number}");
             let spec = json!({"workspace": format!("{name}-ws")});
@@ -234,26 +233,26 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
         );
     }
     // The annotation is the last write of an installation, so no action is pending afterwards.
-    fleet_client.wait_for_renewal().await?;
-    let releases = fleet_client.releases().await?;
-    let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
-    let crd = crds.get(Tenant::crd_name()).await?;
-
-    pair.cluster()
-        .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
+    for (namespace, name) in &names {
+        let fleet_client = fleet_client.in_namespace(namespace);
+        fleet_client
+            .event_message(name, "FingerprintUpdated")
+            .await?;
+    }
+    fleet_client.install("paused").await?;
+    fleet_client
+        .event_message("paused", "FingerprintUpdated")
         .await?;
+    let going = BlockedTenant::delete(&fleet_client, "going").await?;
+    let releases = fleet_client.releases().await?;
+    let runs = count_helm_runs(&mut pair)?;
+    // Krypton hasn't processed this deletion yet.
+    fleet_client
+        .annotate("paused", names::PAUSED_ANNOTATION, "true")
+        .await?;
+    fleet_client.delete("paused").await?;
+    recreate_crd(&pair).await?;
 
-    eventually("a new CRD", async || {
-        let now = crds.get(Tenant::crd_name()).await?;
-        if now.metadata.uid == crd.metadata.uid {
-            bail!(
-                "the old CRD still exists, with finalizers {:?}",
-                now.metadata.finalizers
-            );
-        }
-        Ok(Some(()))
-    })
-    .await?;
     for ((namespace, name), old) in names.iter().zip(before) {
         eventually(&format!("Tenant {name} to be restored"), async || {
             let tenant = fleet_client
@@ -284,14 +283,13 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
             .event_message(name, "TenantRestored")
             .await?;
     }
+    check_restored_deletions(&fleet_client, going).await?;
     assert_eq!(
         fleet_client.releases().await?,
         releases,
         "no release was changed"
     );
-    let log = pair.actor()?.log()?;
-    assert!(!log.contains("running helm uninstall"), "{log}");
-    assert_eq!(log.matches("running helm").count(), 2 * each, "{log}");
+    assert_eq!(count_helm_runs(&mut pair)?, runs);
 
     // The restored Tenants are complete. Deleting a namespace removes its Tenants and no others.
     pair.cluster()
@@ -313,7 +311,7 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     })
     .await?;
     let mut remaining = releases;
-    remaining.retain(|name, _| name.contains("tenant-default-"));
+    remaining.retain(|name, _| !name.contains("tenant-team-"));
     assert_eq!(fleet_client.releases().await?, remaining);
     for (namespace, name) in names
         .iter()
@@ -327,56 +325,46 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     Ok(())
 }
 
-async fn only_certain_deletions_resume_after_crd_recreation(mode: Mode) -> TestResult {
-    let (pair, _chart) = Scenario::new("crd-late", mode).start().await?;
-    let fleet_client = pair.fleet_client();
-    fleet_client.install_all(&["paused", "staying"]).await?;
-    let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
-    let crd = crds.get(Tenant::crd_name()).await?;
-    let old = fleet_client.tenants().get("staying").await?;
-    let going = BlockedTenant::delete(&fleet_client, "going").await?;
-    // Krypton hasn't processed this deletion yet.
-    fleet_client
-        .annotate("paused", names::PAUSED_ANNOTATION, "true")
-        .await?;
-    fleet_client.delete("paused").await?;
-
-    pair.cluster()
-        .kubectl(["delete", "crd", Tenant::crd_name(), "--wait=false"])
-        .await?;
-
-    eventually("a new CRD", async || {
-        let now = crds.get_opt(Tenant::crd_name()).await?;
-        Ok(now.filter(|now| now.metadata.uid != crd.metadata.uid))
+/// Krypton resumes only a deletion that certainly preceded the deletion of the CRD.
+async fn check_restored_deletions(
+    fleet_client: &FleetClient,
+    going: BlockedTenant<'_>,
+) -> TestResult {
+    let paused = eventually("Tenant paused to be restored", async || {
+        Ok(fleet_client.tenants().get_opt("paused").await?)
     })
     .await?;
-    let wait_restored = async |name: &str| {
-        eventually(&format!("Tenant {name} to be restored"), async || {
-            let tenant = fleet_client.tenants().get_opt(name).await?;
-            Ok(tenant)
-        })
-        .await
-        .unwrap()
-    };
-    assert_ne!(
-        wait_restored("staying").await.metadata.uid,
-        old.metadata.uid
-    );
-    fleet_client.wait_ready("staying").await?;
-    // When in doubt, Krypton uninstalls nothing.
-    assert_eq!(
-        wait_restored("paused").await.metadata.deletion_timestamp,
-        None
-    );
+    assert_eq!(paused.metadata.deletion_timestamp, None);
     going.wait_deleted_again().await?;
     fleet_client
         .event_message("going", "TenantRestored")
         .await?;
     going.release().await?;
     assert_eq!(fleet_client.namespace("going").await?, None);
-    fleet_client
-        .wait_deployed("paused", &pair.release("paused"), 1)
-        .await?;
+    Ok(())
+}
+
+fn count_helm_runs(pair: &mut Pair) -> TestResult<usize> {
+    Ok(pair.actor()?.log()?.matches("running helm").count())
+}
+
+/// Deletes the CRD of Tenants, and waits until Krypton has created it again.
+async fn recreate_crd(pair: &Pair) -> TestResult {
+    let crds: Api<CustomResourceDefinition> = Api::all(pair.fleet_client().client);
+    let old = crds.get(Tenant::crd_name()).await?.uid();
+    let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
+    pair.cluster().kubectl(delete).await?;
+    eventually("a new CRD", async || {
+        let now = crds.get(Tenant::crd_name()).await?;
+        if now.uid() == old {
+            bail!(
+                "the old CRD still exists, with finalizers {:?}",
+                now.finalizers()
+            );
+        }
+        Ok(Some(()))
+    })
+    .await?;
     Ok(())
 }
 
@@ -425,8 +413,10 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     let mut before = Vec::new();
     for name in ["bad", "good", "other"] {
         before.push(fleet_client.wait_ready(name).await?);
+        fleet_client
+            .event_message(name, "FingerprintUpdated")
+            .await?;
     }
-    fleet_client.wait_for_renewal().await?;
     let releases = fleet_client.releases().await?;
     refuse(&fleet_client, "bad").await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
