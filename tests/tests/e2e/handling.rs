@@ -3,7 +3,7 @@
 use anyhow::Result;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
-    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, Scenario, TestResult, eventually,
+    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, TestResult, eventually,
     fleet::{FleetClient, ValuesFile, chart_flags, values_flag},
     gate,
 };
@@ -48,33 +48,6 @@ async fn start_with_flags(pair: &mut Pair, flags: Vec<String>, extra_flags: &[&s
     let extra_flags = extra_flags.iter().map(|flag| (*flag).to_owned());
     pair.start_hub_and_join(flags.into_iter().chain(extra_flags))
         .await
-}
-
-#[tokio::test]
-async fn failed_rollout_is_not_ready_despite_old_pods() -> TestResult {
-    let (pair, chart) = Scenario::new("rollout", Mode::SelfCluster)
-        .parts(Parts::WithPods)
-        .values("{replicaCount: 1}")
-        .start()
-        .await?;
-    let fleet_client = pair.fleet_client();
-    fleet_client.install("acme").await?;
-
-    chart.write("{replicaCount: 1, unready: true}")?;
-    let release = pair.release("acme");
-    let lacks = format!("Deployment acme/{release}: 0 of 1 new ones available, 1 old ones left");
-    wait_for_condition(
-        &fleet_client,
-        &pair.condition("ClusterProgress"),
-        "True",
-        &lacks,
-    )
-    .await;
-    wait_for_condition(&fleet_client, &pair.condition("ClusterReady"), "False", "").await;
-
-    chart.write("{replicaCount: 1}")?;
-    fleet_client.wait_ready("acme").await?;
-    Ok(())
 }
 
 #[tokio::test]

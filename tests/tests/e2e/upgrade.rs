@@ -118,6 +118,25 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
         assert_eq!(message.as_deref(), Some("third"));
         check_available(cluster, release).await?;
     }
+
+    // A failed rollout is not ready, although the old pods are.
+    values.write("{message: third, unready: true}")?;
+    let lacks =
+        "Deployment acme/tenant-acme-self-cluster: 0 of 1 new ones available, 1 old ones left";
+    for (kind, status, text) in [
+        ("ClusterProgress", "True", lacks),
+        ("ClusterReady", "False", ""),
+    ] {
+        let kind = format!("{kind}/self-cluster");
+        let waiting = fleet_client.wait_for_condition("acme", &kind, |found| {
+            found.status == status && found.message.contains(text)
+        });
+        waiting.await?;
+    }
+    values.write("message: fourth")?;
+    for (_, fleet_client, _) in places {
+        fleet_client.wait_ready("acme").await?;
+    }
     Ok(())
 }
 
