@@ -102,7 +102,7 @@ async fn wait_mode_decides_readiness_and_history_is_limited() -> TestResult {
     fleet_client.wait_deployed("acme", &release, 1).await?;
     pair.stop().await?;
 
-    let extra = ["--wait=none", "--history-max=2"];
+    let extra = ["--wait=none", "--history-max=2", "--retry-max=1s"];
     values.write("{replicaCount: 0, message: m1}")?;
     start_with_flags(&mut pair, flags("small"), &extra).await?;
     fleet_client.create("alpha", json!({})).await?;
