@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Hub, HubOptions, Mode, Pair, Parts, ServedChart, TestResult, by_agent, eventually,
-    eventually_within, fleet::FleetClient, home_and_edge,
+    Hub, HubOptions, Mode, Pair, Parts, ServedChart, TestResult, eventually, eventually_within,
+    fleet::FleetClient, home_and_edge,
 };
 use krypton_types::names;
 use kube::{
@@ -17,8 +17,6 @@ use kube::{
 use serde_json::json;
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-by_agent!(invalid_tenant_is_reported_without_affecting_others);
 
 /// Returns the exit code and the log of a hub that doesn't start.
 async fn startup_failure(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
@@ -194,18 +192,11 @@ pub(crate) async fn unreadable_tenant(
     Ok(raw)
 }
 
-/// On home, the hub watches the same Tenants a second time for aggregation.
+/// On home, where the hub watches the same Tenants a second time for aggregation.
 #[tokio::test]
-async fn invalid_home_tenant_is_reported_without_affecting_others() {
-    Box::pin(invalid_tenant_is_reported_without_affecting_others(
-        Mode::SelfCluster,
-    ))
-    .await;
-}
-
-async fn invalid_tenant_is_reported_without_affecting_others(mode: Mode) -> TestResult {
+async fn invalid_tenant_is_reported_without_affecting_others() -> TestResult {
     let chart = ServedChart::small("replicaCount: 0").await?;
-    let mut pair = Pair::start("tenants", mode, Parts::WithControllers).await?;
+    let mut pair = Pair::start("tenants", Mode::SelfCluster, Parts::WithControllers).await?;
     let fleet_client = pair.fleet_client();
     let raw = unreadable_tenant(&fleet_client, "default").await?;
 
