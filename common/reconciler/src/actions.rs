@@ -173,6 +173,24 @@ pub(super) enum ActionError {
 }
 
 impl ActionError {
+    /// Returns a failure that another attempt may overcome.
+    pub(super) fn failed(reason: &'static str, message: String) -> Self {
+        Self::Failed {
+            reason,
+            message,
+            permanent: false,
+        }
+    }
+
+    /// Returns a failure that only a change can overcome.
+    fn permanent(reason: &'static str, message: String) -> Self {
+        Self::Failed {
+            reason,
+            message,
+            permanent: true,
+        }
+    }
+
     /// Returns the outcome for metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
@@ -366,18 +384,25 @@ impl ActionError {
 }
 
 fn unavailable(error: &HelmError) -> ActionError {
-    ActionError::Failed {
-        reason: reason::HELM_UNAVAILABLE,
-        message: chain(error),
-        permanent: false,
-    }
+    ActionError::failed(reason::HELM_UNAVAILABLE, chain(error))
 }
 
 fn suspended(message: String) -> ActionError {
-    ActionError::Failed {
-        reason: reason::SUSPENDED,
-        message,
-        permanent: false,
+    ActionError::failed(reason::SUSPENDED, message)
+}
+
+/// Returns the failure of a Helm run. Its message is `unfinished` if Helm itself has returned no error.
+fn helm_failure(error: Option<HelmError>, reason: &'static str, unfinished: String) -> ActionError {
+    match error {
+        None => ActionError::failed(reason, unfinished),
+        Some(HelmError::Stopped) => ActionError::Conflict,
+        Some(error) if error.is_local() => unavailable(&error),
+        Some(HelmError::Suspended { message }) => suspended(message),
+        // Every failed rollback is retried.
+        Some(error) if error.is_permanent() && reason != reason::ROLLBACK_FAILED => {
+            ActionError::permanent(reason, chain(&error))
+        }
+        Some(error) => ActionError::failed(reason, chain(&error)),
     }
 }
 

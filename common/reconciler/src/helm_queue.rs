@@ -40,10 +40,9 @@ pub(super) struct HelmReservation {
 }
 
 impl HelmReservation {
-    /// Returns the reservation and its chart, if it has one.
-    pub(super) fn with_chart(mut self) -> Option<(Self, PathBuf)> {
-        let chart = self.chart.take()?;
-        Some((self, chart))
+    /// Returns the slot and the chart, if it has one.
+    pub(super) fn with_chart(self) -> Option<(Slot, PathBuf)> {
+        Some((self.slot, self.chart?))
     }
 }
 
@@ -169,15 +168,14 @@ impl HelmQueue {
 async fn fetch_chart(charts: &Arc<ChartCache>, chart: &ChartRef) -> Result<PathBuf, ActionError> {
     match charts.fetch(chart).await {
         Ok(fetched) => Ok(fetched.path),
-        Err(error) => Err(ActionError::Failed {
-            reason: match error.fault() {
+        Err(error) => {
+            let reason = match error.fault() {
                 ChartFault::NotLoaded => reason::CHART_NOT_LOADED,
                 ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,
                 ChartFault::VersionInvalid => reason::VERSION_INVALID,
-            },
-            message: chain(&*error),
-            permanent: false,
-        }),
+            };
+            Err(ActionError::failed(reason, chain(&*error)))
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_helm::driver::{HelmError, Upgrade};
+use krypton_helm::driver::Upgrade;
 use krypton_helm::releases::labels::{
     FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, UPGRADE_RUN,
 };
@@ -19,7 +19,7 @@ use krypton_types::error_chain::chain;
 use super::chart_crds::{self, ChartCrdError};
 use super::stored_revisions::ForeignRevisions;
 use super::trust::{self, compared_revision};
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, suspended, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, helm_failure, unavailable};
 use crate::helm_queue::HelmReservation;
 use crate::plan::{Run, revisions};
 
@@ -40,7 +40,7 @@ impl ActionRunner {
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let Some((reservation, path)) = reservation.and_then(HelmReservation::with_chart) else {
+        let Some((slot, path)) = reservation.and_then(HelmReservation::with_chart) else {
             return Err(ActionError::Conflict);
         };
         self.check_permit()?;
@@ -50,9 +50,8 @@ impl ActionRunner {
                 Some(secret) => match releases::decode(&secret) {
                     Ok(release_details) => release_details.server_side,
                     Err(error) => {
-                        let reservation = Some(reservation);
                         return self
-                            .set_aside(job, &secret, &error, reservation, result)
+                            .set_aside(job, &(secret, error), Some(slot), result)
                             .await;
                     }
                 },
@@ -89,13 +88,7 @@ impl ActionRunner {
             .await?
         {
             Ok(stored) => stored,
-            Err(unreadable) => {
-                let (secret, error) = *unreadable;
-                let reservation = Some(reservation);
-                return self
-                    .set_aside(job, &secret, &error, reservation, result)
-                    .await;
-            }
+            Err(found) => return self.set_aside(job, &found, Some(slot), result).await,
         };
         if let Some(compared) = compared {
             let secret = stored.revision(compared).ok_or(ActionError::Conflict)?;
@@ -107,11 +100,7 @@ impl ActionRunner {
         self.check_start()?;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
-        let running = Box::pin(
-            self.tools
-                .helm
-                .upgrade(reservation.slot, &upgrade, &self.stop),
-        );
+        let running = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));
         let ended = self
             .run_reporting_hooks(job, result, expected, running)
             .await;
@@ -125,7 +114,10 @@ impl ActionRunner {
                 .await;
         }
         self.relist(job, result).await?;
-        Err(not_deployed(job, run, expected, ended.err()))
+        let name = &job.release.name;
+        let message =
+            format!("Helm succeeded, but revision {expected} of release {name} is not deployed");
+        Err(helm_failure(ended.err(), failure_reason(run), message))
     }
 
     fn upgrade_params(
@@ -199,11 +191,7 @@ impl ActionRunner {
     async fn replace_crds(&self, chart: &Path, reason: &'static str) -> Result<(), ActionError> {
         let action_error = |error: ChartCrdError| match error {
             ChartCrdError::NotPermitted => ActionError::Conflict,
-            error => ActionError::Failed {
-                reason,
-                message: chain(&error),
-                permanent: false,
-            },
+            error => ActionError::failed(reason, chain(&error)),
         };
         let path = chart.to_owned();
         let reading = off_thread::start(move || chart_crds::read_chart_crds(&path));
@@ -222,25 +210,4 @@ fn is_deployed_by(secret: &Secret, upgrade: &Upgrade) -> bool {
     Revision::from_metadata(&secret.metadata).is_some_and(|(_, revision)| {
         revision.status == Status::Deployed && revision.run.as_ref() == run_id
     })
-}
-
-fn not_deployed(job: &Job, run: Run, expected: u32, error: Option<HelmError>) -> ActionError {
-    let (message, permanent) = match error {
-        None => {
-            let name = &job.release.name;
-            let message = format!(
-                "Helm succeeded, but revision {expected} of release {name} is not deployed"
-            );
-            (message, false)
-        }
-        Some(HelmError::Stopped) => return ActionError::Conflict,
-        Some(error) if error.is_local() => return unavailable(&error),
-        Some(HelmError::Suspended { message }) => return suspended(message),
-        Some(error) => (chain(&error), error.is_permanent()),
-    };
-    ActionError::Failed {
-        reason: failure_reason(run),
-        message,
-        permanent,
-    }
 }

@@ -35,9 +35,8 @@ impl ActionRunner {
                 return Err(transient(&error));
             }
             Err(error) => {
-                return self
-                    .set_aside(job, &secret, &error, reservation, result)
-                    .await;
+                let slot = reservation.map(|reservation| reservation.slot);
+                return self.set_aside(job, &(secret, error), slot, result).await;
             }
         };
         let record = self.release_record(&job.release).await?;

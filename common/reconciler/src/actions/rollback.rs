@@ -1,17 +1,16 @@
 //! Rolls back to the last good revision after Krypton gave up an upgrade.
 
-use krypton_helm::driver::{HelmError, Rollback};
+use krypton_helm::driver::Rollback;
 use krypton_helm::releases::labels::ROLLBACK_LABEL;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, Status};
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
-use krypton_types::error_chain::chain;
 use serde_json::json;
 
 use super::stored_revisions::ForeignRevisions;
 use super::trust::check_rollback;
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, suspended, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, helm_failure};
 use crate::helm_queue::HelmReservation;
 use crate::plan::revisions;
 
@@ -23,7 +22,7 @@ impl ActionRunner {
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let (Some(newest), Some(reservation)) = (&job.newest, reservation) else {
+        let (Some(newest), Some(HelmReservation { slot, .. })) = (&job.newest, reservation) else {
             return Err(ActionError::Conflict);
         };
         self.check_permit()?;
@@ -41,13 +40,7 @@ impl ActionRunner {
             .await?
         {
             Ok(stored) => stored,
-            Err(unreadable) => {
-                let (secret, error) = *unreadable;
-                let reservation = Some(reservation);
-                return self
-                    .set_aside(job, &secret, &error, reservation, result)
-                    .await;
-            }
+            Err(found) => return self.set_aside(job, &found, Some(slot), result).await,
         };
         let revisions = (stored.revision(newest.revision), stored.revision(to));
         let (Some(current), Some(good)) = revisions else {
@@ -80,12 +73,8 @@ impl ActionRunner {
             cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, to, "running helm rollback");
-        let ended = Box::pin(
-            self.tools
-                .helm
-                .rollback(reservation.slot, &rollback, &self.stop),
-        )
-        .await;
+        let running = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop));
+        let ended = running.await;
         self.relist(job, result).await?;
         let metas = match &result.release_update {
             Some(ReleaseUpdate::All { metas, .. }) => metas.as_slice(),
@@ -99,23 +88,13 @@ impl ActionRunner {
             self.record_digest(job, restored.revision, &digest, stored.record)
                 .await;
         }
-        let message = match ended {
-            _ if restored.is_some() => {
-                let message = format!("rolled back to revision {to}, because the upgrade failed");
-                let event = ObjectEvent::warning("HelmRolledBack", message);
-                self.emit_event(&job.owner, event);
-                return Ok(());
-            }
-            Err(HelmError::Stopped) => return Err(ActionError::Conflict),
-            Err(error) if error.is_local() => return Err(unavailable(&error)),
-            Err(HelmError::Suspended { message }) => return Err(suspended(message)),
-            Err(error) => chain(&error),
-            Ok(()) => format!("Helm succeeded, but revision {to} is not deployed"),
-        };
-        Err(ActionError::Failed {
-            reason: reason::ROLLBACK_FAILED,
-            message,
-            permanent: false,
-        })
+        if restored.is_none() {
+            let message = format!("Helm succeeded, but revision {to} is not deployed");
+            return Err(helm_failure(ended.err(), reason::ROLLBACK_FAILED, message));
+        }
+        let message = format!("rolled back to revision {to}, because the upgrade failed");
+        let event = ObjectEvent::warning("HelmRolledBack", message);
+        self.emit_event(&job.owner, event);
+        Ok(())
     }
 }

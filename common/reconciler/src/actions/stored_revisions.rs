@@ -310,37 +310,28 @@ fn check(
 /// Returns a permanent failure. A user who writes in a loop then gets only one attempt in each longest pause.
 fn written_before_start(job: &Job, meta: &ObjectMeta) -> ActionError {
     let name = meta.name.as_deref().unwrap_or_default();
-    ActionError::Failed {
-        reason: reason::RELEASE_TAMPERED,
-        message: format!(
-            "Secret {}/{name} changed just before Helm started; find the client that writes it",
-            job.release.namespace
-        ),
-        permanent: true,
-    }
+    let message = format!(
+        "Secret {}/{name} changed just before Helm started; find the client that writes it",
+        job.release.namespace
+    );
+    ActionError::permanent(reason::RELEASE_TAMPERED, message)
 }
 
 fn too_many(job: &Job) -> ActionError {
     let (namespace, name) = (&job.release.namespace, &job.release.name);
-    ActionError::Failed {
-        reason: reason::RELEASE_TAMPERED,
-        message: format!(
-            "namespace {namespace} holds more than {MAX_REVISIONS} revisions of release {name}; delete Secrets with \
-             the labels owner=helm and name={name}, the oldest first"
-        ),
-        permanent: true,
-    }
+    let message = format!(
+        "namespace {namespace} holds more than {MAX_REVISIONS} revisions of release {name}; delete Secrets with the \
+         labels owner=helm and name={name}, the oldest first"
+    );
+    ActionError::permanent(reason::RELEASE_TAMPERED, message)
 }
 
 fn misleading(secret: &Secret, problem: &str) -> ActionError {
     let (namespace, name) = (secret.namespace().unwrap_or_default(), secret.name_any());
-    ActionError::Failed {
-        reason: reason::RELEASE_TAMPERED,
-        message: format!(
-            "Secret {namespace}/{name} {problem}, so Helm could take it for another revision; delete it"
-        ),
-        permanent: false,
-    }
+    let message = format!(
+        "Secret {namespace}/{name} {problem}, so Helm could take it for another revision; delete it"
+    );
+    ActionError::failed(reason::RELEASE_TAMPERED, message)
 }
 
 #[cfg(test)]

@@ -316,14 +316,13 @@ pub(super) fn check_rollback(
             .cloned()
             .ok_or(ActionError::Conflict),
         (revision, RecordComparison::Tampered) => Err(tampered(release, revision)),
-        (revision, RecordComparison::Unrecorded) => Err(ActionError::Failed {
-            reason: reason::ROLLBACK_FAILED,
-            message: format!(
+        (revision, RecordComparison::Unrecorded) => {
+            let message = format!(
                 "Krypton has not deployed revision {revision} of release {}, so it does not roll back to it",
                 release.name
-            ),
-            permanent: true,
-        }),
+            );
+            Err(ActionError::permanent(reason::ROLLBACK_FAILED, message))
+        }
     }
 }
 
@@ -350,9 +349,5 @@ fn tampered_with(release: &ReleaseKey, revision: u32, problem: String) -> Action
         release.namespace,
         releases::secret_name(&release.name, revision),
     );
-    ActionError::Failed {
-        reason: reason::RELEASE_TAMPERED,
-        message,
-        permanent: true,
-    }
+    ActionError::permanent(reason::RELEASE_TAMPERED, message)
 }

@@ -1,13 +1,12 @@
 //! Uninstalls a release.
 
-use krypton_helm::driver::{HelmError, Uninstall};
+use krypton_helm::driver::Uninstall;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
-use krypton_types::error_chain::chain;
 
 use super::super::helm_queue::HelmReservation;
 use super::stored_revisions::ForeignRevisions;
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, suspended, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, helm_failure};
 use kube::ResourceExt;
 
 impl ActionRunner {
@@ -17,7 +16,7 @@ impl ActionRunner {
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let Some(reservation) = reservation else {
+        let Some(HelmReservation { slot, .. }) = reservation else {
             return Err(ActionError::Conflict);
         };
         self.check_permit()?;
@@ -36,13 +35,7 @@ impl ActionRunner {
         {
             Ok(stored) => stored,
             // Helm skips a revision that it cannot decode, and would silently use the previous one.
-            Err(unreadable) => {
-                let (secret, error) = *unreadable;
-                let reservation = Some(reservation);
-                return self
-                    .set_aside(job, &secret, &error, reservation, result)
-                    .await;
-            }
+            Err(found) => return self.set_aside(job, &found, Some(slot), result).await,
         };
         self.sweep_before_uninstall(job).await?;
         let hooks = self.check_uninstall(job, &stored, result).await?;
@@ -67,38 +60,18 @@ impl ActionRunner {
             cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, "running helm uninstall");
-        let running = Box::pin(
-            self.tools
-                .helm
-                .uninstall(reservation.slot, &uninstall, &self.stop),
-        );
+        let running = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));
         let ended = self.run_reporting_hooks(job, result, newest, running).await;
         self.relist(job, result).await?;
         let is_gone = matches!(&result.release_update, Some(ReleaseUpdate::All { metas, .. }) if metas.is_empty());
-        match ended {
-            _ if is_gone => {
-                result.clears_failure = true;
-                let message = format!("uninstalled release {}", job.release.name);
-                let event = ObjectEvent::normal("HelmUninstalled", message);
-                self.emit_event(&job.owner, event);
-                Ok(())
-            }
-            Err(HelmError::Stopped) => Err(ActionError::Conflict),
-            Err(error) if error.is_local() => Err(unavailable(&error)),
-            Err(HelmError::Suspended { message }) => Err(suspended(message)),
-            Ok(()) => Err(ActionError::Failed {
-                reason: reason::UNINSTALL_FAILED,
-                message: format!(
-                    "release {} still exists after helm uninstall",
-                    job.release.name
-                ),
-                permanent: false,
-            }),
-            Err(error) => Err(ActionError::Failed {
-                reason: reason::UNINSTALL_FAILED,
-                message: chain(&error),
-                permanent: error.is_permanent(),
-            }),
+        let name = &job.release.name;
+        if !is_gone {
+            let message = format!("release {name} still exists after helm uninstall");
+            return Err(helm_failure(ended.err(), reason::UNINSTALL_FAILED, message));
         }
+        result.clears_failure = true;
+        let event = ObjectEvent::normal("HelmUninstalled", format!("uninstalled release {name}"));
+        self.emit_event(&job.owner, event);
+        Ok(())
     }
 }

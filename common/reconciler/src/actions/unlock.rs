@@ -32,9 +32,8 @@ impl ActionRunner {
         let mut unlocked = match releases::unlocked(&secret, &description) {
             Ok(unlocked) => unlocked,
             Err(error) => {
-                return self
-                    .set_aside(job, &secret, &error, reservation, result)
-                    .await;
+                let slot = reservation.map(|reservation| reservation.slot);
+                return self.set_aside(job, &(secret, error), slot, result).await;
             }
         };
         // A revision that was once deployed must not count as a failed installation.

@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_helm::driver::{GetMetadata, HelmError};
+use krypton_helm::driver::{GetMetadata, HelmError, Slot};
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status};
@@ -15,7 +15,6 @@ use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 
 use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, transient, unavailable};
-use crate::helm_queue::HelmReservation;
 use crate::plan::revisions;
 
 /// The type of a Secret that was set aside. Helm looks only for its own type.
@@ -27,26 +26,21 @@ impl ActionRunner {
     pub(super) async fn set_aside(
         &self,
         job: &Job,
-        secret: &Secret,
-        error: &ReleaseError,
-        reservation: Option<HelmReservation>,
+        (secret, error): &(Secret, ReleaseError),
+        slot: Option<Slot>,
         result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let Some(HelmReservation { slot, .. }) = reservation else {
+        let Some(slot) = slot else {
             result.needs_slot = true;
             return Ok(());
         };
         let (problem, name) = (chain(error), secret.name_any());
         let is_removal = job.owner.is_being_removed() || job.desired.retire;
-        let failed = |message: String| ActionError::Failed {
-            reason: if is_removal {
-                reason::UNINSTALL_FAILED
-            } else {
-                reason::UPGRADE_FAILED
-            },
-            message,
-            permanent: true,
+        let reason = match is_removal {
+            true => reason::UNINSTALL_FAILED,
+            false => reason::UPGRADE_FAILED,
         };
+        let failed = |message: String| ActionError::permanent(reason, message);
         let Some((_, revision)) = Revision::from_metadata(&secret.metadata) else {
             return Err(failed(problem));
         };

@@ -68,11 +68,7 @@ impl ActionRunner {
                 );
                 let event = ObjectEvent::warning("WorkspaceCreateFailed", &message);
                 self.emit_event(&job.owner, event);
-                Err(ActionError::Failed {
-                    reason: reason::INSTALL_FAILED,
-                    message,
-                    permanent: false,
-                })
+                Err(ActionError::failed(reason::INSTALL_FAILED, message))
             }
         }
     }
