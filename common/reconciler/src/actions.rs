@@ -50,6 +50,7 @@ use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{Action, Attempt, Plan, Run};
 use crate::report_store::ReportStore;
 use crate::run_loop::{Member, Tools};
+use leftovers::LeftoverSource;
 
 /// Whether an action runs Helm, and so needs a slot.
 pub(super) fn runs_helm(action: &Action) -> bool {
@@ -313,8 +314,14 @@ impl ActionRunner {
                 self.helm(job, Run::Install, true, reservation, result)
                     .await
             }
-            Action::Sweep(revision) => self.sweep(job, *revision, result).await,
-            Action::SweepDefault(revision) => self.sweep_default(job, *revision, result).await,
+            Action::Sweep(revision) => {
+                let swept = (*revision, LeftoverSource::ByAttempt);
+                self.sweep(job, swept, result).await
+            }
+            Action::SweepDefault(revision) => {
+                let swept = (*revision, LeftoverSource::InDefault);
+                self.sweep(job, swept, result).await
+            }
             Action::Rollback(to) => self.roll_back(job, *to, reservation, result).await,
             Action::Uninstall => self.uninstall(job, reservation, result).await,
             Action::Annotate => self.annotate(job, result).await,

@@ -56,15 +56,13 @@ pub(super) struct PlacedTenants {
 pub(super) struct PlacementStepResult {
     order: Arc<PlacedTenant>,
     result: Result<CompletedStep, PlacementError>,
-    /// Report of the confirmed removal.
-    removal: Option<State>,
 }
 
 enum CompletedStep {
     /// The watch will show the result.
     Written(Option<Box<Tenant>>),
-    /// Nothing of the order is left to remove.
-    Removed,
+    /// Nothing of the order is left to remove, which this state reports.
+    Removed(State),
 }
 
 enum PlacementError {
@@ -201,10 +199,6 @@ impl Reconciler {
         );
         let runner = Arc::clone(&self.runner);
         let running = async move {
-            let removal = match &step {
-                PlacementStep::Confirm(state) => Some(state.clone()),
-                _ => None,
-            };
             let result = runner.run_placement_step(&order, step).await;
             let outcome = match &result {
                 Ok(_) => "ok",
@@ -212,11 +206,7 @@ impl Reconciler {
                 Err(PlacementError::Failed(_)) => "failed",
             };
             Span::current().record("outcome", outcome);
-            PlacementStepResult {
-                order,
-                result,
-                removal,
-            }
+            PlacementStepResult { order, result }
         };
         let placed_tenants = &mut self.placed_tenants;
         placed_tenants.queue.start(key.clone());
@@ -256,7 +246,7 @@ impl Reconciler {
         let is_current = Arc::ptr_eq(&done.order, current_order);
         let outcome = match &done.result {
             Ok(CompletedStep::Written(_)) => Outcome::Wrote,
-            Ok(CompletedStep::Removed) => Outcome::Again(now),
+            Ok(CompletedStep::Removed(_)) => Outcome::Again(now),
             Err(PlacementError::Conflict) => Outcome::Conflict,
             Err(PlacementError::Failed(_)) => Outcome::Failed,
         };
@@ -268,10 +258,10 @@ impl Reconciler {
                 self.owners_changed(changed.unwrap_or_default());
                 None
             }
-            Ok(CompletedStep::Removed) => {
+            Ok(CompletedStep::Removed(state)) => {
                 let removals = &mut self.placed_tenants.confirmed_removals;
                 removals.insert(key, done.order.uid.clone());
-                done.removal.map(|state| (state, true))
+                Some((state, true))
             }
             Err(PlacementError::Conflict) => (failures > MAX_UNREPORTED_CONFLICTS).then(|| {
                 let message = "the Tenant cannot be read, or it changes before each write; look for another controller that writes it";
@@ -340,12 +330,12 @@ impl ActionRunner {
                 send("deleting the Tenant", request).await?;
                 Ok(CompletedStep::Written(None))
             }
-            PlacementStep::Confirm(_) => {
+            PlacementStep::Confirm(state) => {
                 let getting =
                     async { existing(api.get(&order.name).await, ("tenants", &order.name)) };
                 let tenant = send("looking for the Tenant", getting).await?;
                 match placement::is_removal_confirmed(order, tenant.as_ref()) {
-                    true => Ok(CompletedStep::Removed),
+                    true => Ok(CompletedStep::Removed(state)),
                     false => Err(PlacementError::Conflict),
                 }
             }

@@ -30,40 +30,11 @@ const HOLDS_DATA: [&str; 4] = [
 const MAX_SHOWN: usize = 5;
 
 impl ActionRunner {
-    /// Removes the failed revision's leftovers. Then removes its run mark, which records that it was swept.
+    /// Removes an older revision's leftovers. Then changes the labels of its Secret, which records that it was swept.
     pub(super) async fn sweep(
         &self,
         job: &Job,
-        revision: u32,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
-        let unmarked = json!({ RUN_LABEL: null });
-        self.sweep_revision(job, (revision, LeftoverSource::ByAttempt), unmarked, result)
-            .await
-    }
-
-    /// Removes the Go operator's objects of an adopted revision from `default`. By now, a Krypton run has created all
-    /// of them in the workspace. Then labels the revision with its owner, which records that it was swept.
-    pub(super) async fn sweep_default(
-        &self,
-        job: &Job,
-        revision: u32,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
-        let owner = json!({
-            OWNER_UID_LABEL: job.owner.uid(),
-            OWNER_NAMESPACE_LABEL: job.owner.namespace(),
-        });
-        self.sweep_revision(job, (revision, LeftoverSource::InDefault), owner, result)
-            .await
-    }
-
-    /// Removes an older revision's leftovers, and sets these labels on its Secret.
-    async fn sweep_revision(
-        &self,
-        job: &Job,
         (revision, source): (u32, LeftoverSource),
-        labels: Value,
         result: &mut JobResult,
     ) -> Result<(), ActionError> {
         // The release is as desired, even if the sweep fails.
@@ -79,6 +50,13 @@ impl ActionRunner {
         self.check_permit()?;
         self.remove_leftovers(job, (&older, &kept), source, false)
             .await?;
+        let labels = match source {
+            LeftoverSource::ByAttempt => json!({ RUN_LABEL: null }),
+            LeftoverSource::InDefault => json!({
+                OWNER_UID_LABEL: job.owner.uid(),
+                OWNER_NAMESPACE_LABEL: job.owner.namespace(),
+            }),
+        };
         self.label_revision(job, &older, labels, "marking a revision as handled")
             .await?;
         self.relist(job, result).await
@@ -139,19 +117,8 @@ impl ActionRunner {
         Ok(())
     }
 
-    /// Removes objects that a failed attempt created and the revision below it does not declare.
-    pub(super) async fn sweep_attempt(
-        &self,
-        job: &Job,
-        attempt: &Secret,
-        kept: &Secret,
-    ) -> Result<(), ActionError> {
-        self.remove_leftovers(job, (attempt, kept), LeftoverSource::ByAttempt, true)
-            .await
-    }
-
     /// Removes the leftovers. With `best_effort`, a transient failure to remove one object does not stop the others.
-    async fn remove_leftovers(
+    pub(super) async fn remove_leftovers(
         &self,
         job: &Job,
         (older, kept): (&Secret, &Secret),
@@ -220,10 +187,10 @@ impl ActionRunner {
 
 /// The source of the leftovers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LeftoverSource {
+pub(super) enum LeftoverSource {
     /// Created by a failed Krypton attempt, and declared by no other revision.
     ByAttempt,
-    /// Created in `default` by the Go operator. Helm expects them in the workspace.
+    /// Created in `default` by the Go operator. By now, a Krypton run has created all of them in the workspace.
     InDefault,
 }
 

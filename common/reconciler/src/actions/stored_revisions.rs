@@ -17,7 +17,7 @@ use krypton_runtime::call::call;
 use krypton_runtime::{chance, off_thread};
 use krypton_types::conditions::reason;
 use kube::ResourceExt;
-use kube::api::{ListParams, ObjectList};
+use kube::api::ListParams;
 
 use super::trust::{OwnedObjects, tampered, verdict};
 use super::{ActionError, ActionRunner, Job, JobResult};
@@ -102,10 +102,11 @@ impl ActionRunner {
         };
         let mut owned = OwnedObjects::default();
         let mut is_stale = false;
+        let api = self.secrets(&job.release);
         let mut params = release_params(job).limit(PAGE_SIZE);
         let mut pages = ListSize::default();
         loop {
-            let page = self.revisions_page(job, &params).await?;
+            let page = call("reading the release's revisions", api.list(&params)).await?;
             let objects = page.items.len();
             for (secret, checked) in check_all(&job.release, &mut stored.record, page.items).await?
             {
@@ -179,15 +180,6 @@ impl ActionRunner {
     pub(super) async fn wait_randomly(&self) {
         let wait = MAX_WAIT.mul_f64(chance::random());
         tokio::time::sleep(wait).await;
-    }
-
-    async fn revisions_page(
-        &self,
-        job: &Job,
-        params: &ListParams,
-    ) -> Result<ObjectList<Secret>, ActionError> {
-        let api = self.secrets(&job.release);
-        Ok(call("reading the release's revisions", api.list(params)).await?)
     }
 
     /// Deletes every revision except this one, and returns whether there were any. Helm skips a revision that it

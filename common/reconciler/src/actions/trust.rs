@@ -21,7 +21,7 @@ use kube::api::{Api, DynamicObject};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::discovery::{Scope, pinned_kind};
 
-use super::leftovers::belongs_to;
+use super::leftovers::{LeftoverSource, belongs_to};
 use super::stored_revisions::StoredRevisions;
 use super::{ActionError, ActionRunner, Job, JobResult, transient};
 use crate::release_record;
@@ -178,7 +178,9 @@ impl ActionRunner {
             let secret = self.revision_secret(&job.release, attempt.revision).await?;
             let secret = secret.ok_or(ActionError::Conflict)?;
             self.check_permit()?;
-            self.sweep_attempt(job, &secret, &good_secret).await?;
+            let source = LeftoverSource::ByAttempt;
+            self.remove_leftovers(job, (&secret, &good_secret), source, true)
+                .await?;
             self.forget(&job.release, &secret.metadata).await?;
         }
         self.relist(job, result).await?;
@@ -327,21 +329,17 @@ pub(super) fn check_rollback(
 }
 
 pub(super) fn tampered(release: &ReleaseKey, revision: u32) -> ActionError {
-    tampered_with(
-        release,
-        revision,
-        "has changed since Krypton deployed it".to_owned(),
-    )
+    tampered_with(release, revision, "has changed since Krypton deployed it")
 }
 
 fn foreign_object(release: &ReleaseKey, revision: u32, object: &str) -> ActionError {
     let problem = format!(
         "was not deployed by Krypton and lists {object}, which does not belong to the release"
     );
-    tampered_with(release, revision, problem)
+    tampered_with(release, revision, &problem)
 }
 
-fn tampered_with(release: &ReleaseKey, revision: u32, problem: String) -> ActionError {
+fn tampered_with(release: &ReleaseKey, revision: u32, problem: &str) -> ActionError {
     let message = format!(
         "revision {revision} of release {} {problem}; to render the chart again, delete Secret {}/{}, or accept the \
          revision with kubectl krypton accept-release",

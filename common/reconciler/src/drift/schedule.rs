@@ -86,7 +86,7 @@ impl CheckQueue {
 }
 
 /// The running check.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct RunningCheck {
     key: OwnerKey,
     revision: u32,
@@ -113,13 +113,10 @@ pub(crate) struct DriftSchedule {
 
 /// Input of a check.
 pub(super) struct CheckJob {
-    key: OwnerKey,
+    check: RunningCheck,
     owner: ReleaseOwner,
     release: ReleaseKey,
-    revision: u32,
     adopted: bool,
-    settings: DriftSettings,
-    cancel: CancellationToken,
     cache: Box<DriftCache>,
 }
 
@@ -229,25 +226,22 @@ impl Reconciler {
         drift_schedule
             .check_queue
             .reschedule(key, interval(&settings), now, chance::random());
-        let cancel = CancellationToken::new();
         let newest = self.index.release_revisions(release).last().copied();
         let adopted = newest.is_some_and(Revision::is_foreign);
         let mut cache = drift_schedule.cache.take().unwrap_or_default();
         cache.retain(|release| self.index.is_claimed(release));
-        drift_schedule.running = Some(RunningCheck {
+        let check = RunningCheck {
             key: key.clone(),
             revision,
-            settings: settings.clone(),
-            cancel: cancel.clone(),
-        });
+            settings,
+            cancel: CancellationToken::new(),
+        };
+        drift_schedule.running = Some(check.clone());
         let job = Box::new(CheckJob {
-            key: key.clone(),
+            check,
             owner: owner.clone(),
             release: release.clone(),
-            revision,
             adopted,
-            settings,
-            cancel,
             cache,
         });
         let span = key.span(&self.member.name, owner.generation(), release);
@@ -302,7 +296,7 @@ impl ActionRunner {
                 for event in correction_events(&report) {
                     self.emit_event(&job.owner, event);
                 }
-                let held_back = !recorded && job.settings.mode == DriftMode::Heal;
+                let held_back = !recorded && job.check.settings.mode == DriftMode::Heal;
                 let message = describe(&report).map(|message| match held_back {
                     false => message,
                     true => {
@@ -321,19 +315,19 @@ impl ActionRunner {
             Err(failure) => {
                 let problem = match failure {
                     CheckFailure::Unreadable(problem) => {
-                        unreadable = Some(job.revision);
+                        unreadable = Some(job.check.revision);
                         problem
                     }
                     CheckFailure::Other(problem) => problem,
                 };
                 tracing::info!(member = %self.member.name, %problem,
                     "drift check failed; waiting for the next one");
-                failed = Some((job.revision, problem));
+                failed = Some((job.check.revision, problem));
                 None
             }
         };
         Box::new(CheckJobResult {
-            key: job.key,
+            key: job.check.key,
             cache: job.cache,
             drift,
             unreadable,
@@ -361,13 +355,13 @@ impl ActionRunner {
         let input = CheckInput {
             client: user_client.as_ref().unwrap_or(&self.member.helm_client),
             release: &job.release,
-            revision: job.revision,
-            settings: &job.settings,
+            revision: job.check.revision,
+            settings: &job.check.settings,
             metrics: &self.tools.drift,
-            cancel: &job.cancel,
+            cancel: &job.check.cancel,
             adopted: job.adopted,
             recorded,
-            may_write: &|| self.may_write(),
+            may_write: &|| self.check_permit().is_ok(),
         };
         let check = Box::pin(check_release(&input, &mut job.cache, &manifest));
         match check.await {
@@ -383,7 +377,7 @@ impl ActionRunner {
         job: &CheckJob,
     ) -> Result<Option<(Vec<Value>, usize, String)>, CheckFailure> {
         let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &job.release.namespace);
-        let name = secret_name(&job.release.name, job.revision);
+        let name = secret_name(&job.release.name, job.check.revision);
         self.tools.drift.requests.inc();
         let secret = call(format!("reading Secret {name}"), api.get_opt(&name)).await;
         let secret = secret.map_err(|error| CheckFailure::Other(chain(&error)))?;
@@ -413,18 +407,14 @@ impl ActionRunner {
         self.tools.drift.requests.inc();
         let record = self.release_record(&job.release).await;
         let record = record.map_err(|fault| CheckFailure::Other(fault.text().to_owned()))?;
-        match record.compare(job.revision, digest) {
+        match record.compare(job.check.revision, digest) {
             RecordComparison::Recorded => Ok(true),
             RecordComparison::Unrecorded => Ok(false),
             RecordComparison::Tampered => Err(CheckFailure::Unreadable(format!(
                 "revision {} of release {} has changed since Krypton deployed it",
-                job.revision, job.release.name
+                job.check.revision, job.release.name
             ))),
         }
-    }
-
-    fn may_write(&self) -> bool {
-        self.stop.is_open() && self.lease_state.get().may_start(BootTime::now())
     }
 }
 
