@@ -20,6 +20,7 @@ use flate2::write::GzEncoder;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 use thiserror::Error;
@@ -278,7 +279,7 @@ struct StoredMetadata {
 /// Returns an error if the payload is missing, damaged, larger than 64 MiB unpacked, or does not match the
 /// Secret's name.
 pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
-    let stored = stored_release(secret)?;
+    let stored: StoredRelease = stored(secret)?;
     if secret.metadata.name.as_deref() != Some(&secret_name(&stored.name, stored.version)) {
         let (release, revision) = (stored.name, stored.version);
         return Err(ReleaseError::Mismatch {
@@ -313,7 +314,8 @@ pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
     })
 }
 
-fn stored_release(secret: &Secret) -> Result<StoredRelease, ReleaseError> {
+/// Reads fields of the payload, without a check of the name.
+fn stored<T: DeserializeOwned>(secret: &Secret) -> Result<T, ReleaseError> {
     serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
         secret: full_name(secret),
         source,

@@ -161,7 +161,11 @@ impl RepositoryClient<'_> {
         }
     }
 
-    fn unreachable_error(&self, attempt: &'static str, source: reqwest::Error) -> ChartError {
+    pub(super) fn unreachable_error(
+        &self,
+        attempt: &'static str,
+        source: reqwest::Error,
+    ) -> ChartError {
         // The URL may contain a password, and the message names the repository anyway.
         let source = source.without_url();
         ChartError::Unreachable {

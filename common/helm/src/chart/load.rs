@@ -91,11 +91,7 @@ impl ChartCache {
                 chart: Arc::clone(chart),
                 problem,
             })?;
-            let archive = ReceivedArchive {
-                bytes,
-                provenance: None,
-                origin: Origin::Fallback,
-            };
+            let archive = (bytes, None, Origin::Fallback);
             self.verify_and_store(chart, &requested, archive).await
         };
         match (self.record_fetch("hub", chart, fetch).await, error) {
@@ -150,21 +146,13 @@ impl ChartCache {
                     sha256: Some(pulled.sha256),
                     manifest_sha256: Some(pulled.manifest_sha256),
                 };
-                ReceivedArchive {
-                    bytes: pulled.bytes,
-                    provenance: pulled.provenance,
-                    origin: Origin::Listed(listed),
-                }
+                (pulled.bytes, pulled.provenance, Origin::Listed(listed))
             } else if chart.repo.is_empty() {
                 let bytes = read_local_file(chart, String::new(), CHART_LIMIT).await?;
                 let suffix = provenance::SUFFIX.to_owned();
                 let read = read_local_file(chart, suffix, provenance::LIMIT);
                 let provenance = provenance::fetch_if(needs_provenance, read).await?;
-                ReceivedArchive {
-                    bytes,
-                    provenance,
-                    origin: Origin::File,
-                }
+                (bytes, provenance, Origin::File)
             } else {
                 let (repo, entry) = self.index_entry(chart, &requested.selector).await?;
                 let credentials = self.credentials(chart)?;
@@ -178,11 +166,7 @@ impl ChartCache {
                     sha256: entry.digest,
                     manifest_sha256: None,
                 };
-                ReceivedArchive {
-                    bytes,
-                    provenance,
-                    origin: Origin::Listed(listed),
-                }
+                (bytes, provenance, Origin::Listed(listed))
             };
             self.verify_and_store(chart, requested, archive).await
         };
@@ -234,13 +218,8 @@ impl ChartCache {
         &self,
         chart: &Arc<ChartRef>,
         requested: &RequestedVersion,
-        archive: ReceivedArchive,
+        (bytes, provenance, origin): ReceivedArchive,
     ) -> Result<FetchedChart, ChartError> {
-        let ReceivedArchive {
-            bytes,
-            provenance,
-            origin,
-        } = archive;
         let bytes = Arc::new(bytes);
         let (sha256, metadata) = {
             let (chart, requested) = (Arc::clone(chart), requested.clone());
@@ -273,12 +252,8 @@ impl ChartCache {
     }
 }
 
-/// A received archive, with its provenance file if one was requested.
-struct ReceivedArchive {
-    bytes: Vec<u8>,
-    provenance: Option<Vec<u8>>,
-    origin: Origin,
-}
+/// A received archive, and its provenance file if one was requested.
+type ReceivedArchive = (Vec<u8>, Option<Vec<u8>>, Origin);
 
 fn repository_url(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
     let url = reqwest::Url::parse(&chart.repo);

@@ -283,11 +283,7 @@ impl<'a> RegistryClient<'a> {
         let response = builder
             .send()
             .await
-            .map_err(|source| ChartError::Unreachable {
-                chart: Arc::clone(self.client.chart),
-                attempt: REQUESTING_TOKEN,
-                source: source.without_url(),
-            })?;
+            .map_err(|source| self.client.unreachable_error(REQUESTING_TOKEN, source))?;
         let body = self
             .client
             .body(response, REQUESTING_TOKEN, "the token", TOKEN_LIMIT)

@@ -4,7 +4,7 @@
 use k8s_openapi::api::core::v1::Secret;
 use serde::Deserialize;
 
-use super::{ReleaseError, full_name, payload};
+use super::{ReleaseError, stored};
 
 #[derive(Deserialize)]
 struct StoredHooks {
@@ -33,18 +33,12 @@ struct LastRun {
 /// # Errors
 /// See [`super::decode`]. Does not check the name.
 pub fn has_delete_hooks(secret: &Secret) -> Result<bool, ReleaseError> {
-    let hooks = stored_hooks(secret)?.hooks.unwrap_or_default();
+    let stored: StoredHooks = stored(secret)?;
+    let hooks = stored.hooks.unwrap_or_default();
     let is_deletion = |event: &String| ["pre-delete", "post-delete"].contains(&event.as_str());
     Ok(hooks
         .iter()
         .any(|hook| hook.events.iter().flatten().any(is_deletion)))
-}
-
-fn stored_hooks(secret: &Secret) -> Result<StoredHooks, ReleaseError> {
-    serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
-        secret: full_name(secret),
-        source,
-    })
 }
 
 /// Returns a description of the hook that Helm runs for this revision: "hook Job acme/migrate (pre-install)".
@@ -52,7 +46,7 @@ fn stored_hooks(secret: &Secret) -> Result<StoredHooks, ReleaseError> {
 /// # Errors
 /// See [`super::decode`]. Does not check the name.
 pub fn running_hook(secret: &Secret) -> Result<Option<String>, ReleaseError> {
-    let stored = stored_hooks(secret)?;
+    let stored: StoredHooks = stored(secret)?;
     let namespace = &stored.namespace;
     let is_running = |hook: &&Hook| {
         let phase = hook.last_run.as_ref().and_then(|run| run.phase.as_deref());

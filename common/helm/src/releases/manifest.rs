@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Secret;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{ReleaseError, documents, full_name, payload};
+use super::{ReleaseError, documents, stored};
 
 #[derive(Deserialize)]
 struct StoredManifest {
@@ -17,11 +17,7 @@ struct StoredManifest {
 /// # Errors
 /// See [`super::decode`]. Does not check the name.
 pub fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseError> {
-    let stored: StoredManifest =
-        serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
-            secret: full_name(secret),
-            source,
-        })?;
+    let stored: StoredManifest = stored(secret)?;
     Ok(read(&stored.manifest.unwrap_or_default()))
 }
 

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Secret;
 
-use super::{ObjectId, ReleaseError, manifest, stored_release};
+use super::{ObjectId, ReleaseError, StoredRelease, manifest, stored};
 
 /// Description of a manifest that the parser cannot fully read.
 pub const UNREADABLE_OBJECT: &str = "an object that cannot be read";
@@ -12,7 +12,8 @@ pub const UNREADABLE_OBJECT: &str = "an object that cannot be read";
 /// # Errors
 /// See [`super::decode`].
 pub fn strict_objects(secret: &Secret) -> Result<Option<Vec<ObjectId>>, ReleaseError> {
-    let manifest = stored_release(secret)?.manifest.unwrap_or_default();
+    let stored: StoredRelease = stored(secret)?;
+    let manifest = stored.manifest.unwrap_or_default();
     Ok(read_strictly(&manifest))
 }
 
