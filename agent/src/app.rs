@@ -157,7 +157,7 @@ impl Process {
         let Some(fleet) = self.join(&local_cluster.client).await? else {
             return Ok(());
         };
-        let cluster = fleet.enrolled.cluster.clone();
+        let cluster = fleet.enrolled.membership.cluster.clone();
         outside.log.process.set("member", &cluster);
         let (link, desired) = (channels.link.subscribe(), channels.desired.subscribe());
         let report_store = Arc::clone(&channels.report_store);
@@ -244,7 +244,7 @@ impl Process {
         channels.expiry.send_replace(enrolled.not_after);
         let config = enrolled.client_config(&fleet.stored_identity.identity.key)?;
         let dialer = Dialer::new(
-            addresses(&self.flags.hub, &enrolled.addresses),
+            addresses(&self.flags.hub, &enrolled.membership.addresses),
             Arc::new(ArcSwap::from_pointee(config)),
         );
         let dialer = Arc::new(dialer.with_network(&self.outside.network));

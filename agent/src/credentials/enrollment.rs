@@ -241,8 +241,8 @@ mod tests {
         let key = new_key().unwrap();
         let bundle = bundle(&authority, &hub);
         let enrolled = enrolled(&bundle, &key).await.unwrap();
-        assert_eq!(enrolled.cluster, "edge-1");
-        assert_eq!(enrolled.token_name, "a".repeat(16));
+        assert_eq!(enrolled.membership.cluster, "edge-1");
+        assert_eq!(enrolled.membership.token_name, "a".repeat(16));
         let config = enrolled.client_config(&key).unwrap();
         let tls = Arc::new(ArcSwap::from_pointee(config));
         let connection = Dialer::new(hub.addresses(), tls).connect().await.unwrap();
@@ -304,6 +304,6 @@ mod tests {
         let mut bundle_for_both = bundle(&authority, &busy);
         bundle_for_both.addresses.extend(hub.addresses());
         let enrolled = enrolled(&bundle_for_both, &key).await.unwrap();
-        assert_eq!(enrolled.addresses, bundle_for_both.addresses);
+        assert_eq!(enrolled.membership.addresses, bundle_for_both.addresses);
     }
 }

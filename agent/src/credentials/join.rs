@@ -149,15 +149,13 @@ pub fn decide(
     bundle: Option<&JoinBundle>,
     namespace: &str,
 ) -> Result<JoinAction, ClusterMismatch> {
-    match (enrolled, bundle) {
-        (Some(enrolled), Some(bundle)) if enrolled.cluster != bundle.cluster => {
-            Err(ClusterMismatch {
-                joined: enrolled.cluster.clone(),
-                wanted: bundle.cluster.clone(),
-                namespace: namespace.to_owned(),
-            })
-        }
-        (Some(enrolled), Some(bundle)) if enrolled.token_name == token_name(bundle) => {
+    match (enrolled.map(|enrolled| &enrolled.membership), bundle) {
+        (Some(joined), Some(bundle)) if joined.cluster != bundle.cluster => Err(ClusterMismatch {
+            joined: joined.cluster.clone(),
+            wanted: bundle.cluster.clone(),
+            namespace: namespace.to_owned(),
+        }),
+        (Some(joined), Some(bundle)) if joined.token_name == token_name(bundle) => {
             Ok(JoinAction::UseStored)
         }
         (Some(_), None) => Ok(JoinAction::UseStored),
@@ -171,6 +169,7 @@ mod tests {
     use rustls::pki_types::CertificateDer;
 
     use super::*;
+    use crate::credentials::store::Membership;
     use crate::fake_hub::FakeAuthority;
 
     fn bundle(cluster: &str, token: char) -> JoinBundle {
@@ -187,9 +186,11 @@ mod tests {
         Enrolled {
             certificates: vec![CertificateDer::from(vec![1])],
             roots: Vec::new(),
-            cluster: bundle.cluster.clone(),
-            addresses: bundle.addresses.clone(),
-            token_name: token_name(bundle).to_owned(),
+            membership: Membership {
+                cluster: bundle.cluster.clone(),
+                addresses: bundle.addresses.clone(),
+                token_name: token_name(bundle).to_owned(),
+            },
             not_before: jiff::Timestamp::UNIX_EPOCH,
             not_after: jiff::Timestamp::UNIX_EPOCH,
         }

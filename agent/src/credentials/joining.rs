@@ -165,7 +165,7 @@ async fn join_once(
             };
         }
     };
-    tracing::info!(cluster = %enrolled.cluster, not_after = %enrolled.not_after, "enrolled");
+    tracing::info!(cluster = %enrolled.membership.cluster, not_after = %enrolled.not_after, "enrolled");
     let identity = Identity {
         enrolled: Some(enrolled),
         ..stored.identity.clone()

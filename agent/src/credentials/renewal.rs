@@ -338,7 +338,7 @@ pub async fn renew(
     let Some(enrolled) = &base.identity.enrolled else {
         return Err(EnrollError::Missing);
     };
-    let membership = enrolled.membership();
+    let membership = enrolled.membership.clone();
     let trusted = current.identity.enrolled.as_ref().unwrap_or(enrolled);
     // The session logs the reason if it is down.
     drop(tokio::time::timeout(CLOCK_CHECK_INTERVAL, link.wait_for(Link::is_up)).await);

@@ -82,9 +82,9 @@ pub(super) fn with_identity(mut secret: Secret, identity: &Identity) -> Secret {
     if let Some(enrolled) = &identity.enrolled {
         insert(CERTIFICATE, pem(&enrolled.certificates));
         insert(ROOTS, pem(&enrolled.roots));
-        insert(CLUSTER, enrolled.cluster.clone());
-        insert(ADDRESSES, enrolled.addresses.join("\n"));
-        insert(TOKEN_NAME, enrolled.token_name.clone());
+        insert(CLUSTER, enrolled.membership.cluster.clone());
+        insert(ADDRESSES, enrolled.membership.addresses.join("\n"));
+        insert(TOKEN_NAME, enrolled.membership.token_name.clone());
     }
     secret
 }

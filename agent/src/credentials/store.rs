@@ -42,12 +42,7 @@ pub struct Enrolled {
     pub certificates: Vec<CertificateDer<'static>>,
     /// Roots of the hub's CA.
     pub roots: Vec<CertificateDer<'static>>,
-    /// Name of the member in the fleet.
-    pub cluster: String,
-    /// Addresses of the hub, as `host:port`.
-    pub addresses: Vec<String>,
-    /// Public part of the join token of the first enrollment.
-    pub token_name: String,
+    pub membership: Membership,
     pub not_before: Timestamp,
     pub not_after: Timestamp,
 }
@@ -70,10 +65,13 @@ pub enum CertificateError {
 }
 
 /// Data of the agent that a renewal preserves.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
+    /// Name of the member in the fleet.
     pub cluster: String,
+    /// Addresses of the hub, as `host:port`.
     pub addresses: Vec<String>,
+    /// Public part of the join token of the first enrollment.
     pub token_name: String,
 }
 
@@ -116,20 +114,10 @@ impl Enrolled {
         Ok(Self {
             certificates,
             roots,
-            cluster: membership.cluster,
-            addresses: membership.addresses,
-            token_name: membership.token_name,
+            membership,
             not_before,
             not_after,
         })
-    }
-
-    pub fn membership(&self) -> Membership {
-        Membership {
-            cluster: self.cluster.clone(),
-            addresses: self.addresses.clone(),
-            token_name: self.token_name.clone(),
-        }
     }
 
     /// Returns the TLS configuration for connections to the hub.

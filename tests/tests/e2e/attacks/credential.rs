@@ -254,7 +254,9 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let stolen = stolen.load().await?.identity;
     let enrolled: Enrolled = stolen.enrolled.clone().unwrap();
     let tls = enrolled.client_config(&stolen.key)?;
-    let hub = dialer(&enrolled.addresses, tls).connect().await?;
+    let hub = dialer(&enrolled.membership.addresses, tls)
+        .connect()
+        .await?;
     let recorded = async |name: &str| {
         let status = fleet
             .edge_clusters()
