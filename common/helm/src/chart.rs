@@ -274,12 +274,9 @@ impl ChartCache {
     /// # Errors
     /// See [`ChartError::fault`].
     pub async fn fetch(&self, chart: &ChartRef) -> Result<FetchedChart, Arc<ChartError>> {
-        let requested = match RequestedVersion::parse(&chart.version) {
-            None => {
-                let chart = Arc::new(chart.clone());
-                return Err(Arc::new(ChartError::VersionInvalid { chart }));
-            }
-            Some(requested) => requested,
+        let Some(requested) = RequestedVersion::parse(&chart.version) else {
+            let chart = Arc::new(chart.clone());
+            return Err(Arc::new(ChartError::VersionInvalid { chart }));
         };
         let entry = self.entry(chart);
         let mut state = entry.lock().await;

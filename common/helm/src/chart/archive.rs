@@ -23,14 +23,14 @@ pub enum ArchiveError {
     Entries,
     #[error("it unpacks to more than {} MiB", TOTAL_LIMIT >> 20)]
     Total,
-    #[error("{path} is larger than {} MiB", FILE_LIMIT >> 20)]
-    File { path: String },
-    #[error("{path} is neither a file nor a folder; links and devices are refused")]
-    Kind { path: String },
-    #[error("the path {path} is refused: it leaves the chart's folder or is not plain")]
-    Path { path: String },
-    #[error("{path} is in it twice")]
-    Twice { path: String },
+    #[error("{0} is larger than {limit} MiB", limit = FILE_LIMIT >> 20)]
+    File(String),
+    #[error("{0} is neither a file nor a folder; links and devices are refused")]
+    Kind(String),
+    #[error("the path {0} is refused: it leaves the chart's folder or is not plain")]
+    Path(String),
+    #[error("{0} is in it twice")]
+    Twice(String),
     #[error("it has more than one folder at the top")]
     Folders,
     #[error("it has no Chart.yaml in its folder")]
@@ -84,14 +84,10 @@ fn read_entries(tar: &mut Archive<impl Read>) -> Result<ChartMetadata, ArchiveEr
             continue;
         }
         if kind != EntryType::Regular {
-            return Err(ArchiveError::Kind {
-                path: escaped(path.as_bytes()),
-            });
+            return Err(ArchiveError::Kind(escaped(path.as_bytes())));
         }
         if entry.size() > FILE_LIMIT {
-            return Err(ArchiveError::File {
-                path: escaped(path.as_bytes()),
-            });
+            return Err(ArchiveError::File(escaped(path.as_bytes())));
         }
         let inner = path_in_folder(&mut folder, &path)?;
         if inner == Some("Chart.yaml") {
@@ -104,9 +100,7 @@ fn read_entries(tar: &mut Archive<impl Read>) -> Result<ChartMetadata, ArchiveEr
             io::copy(&mut entry, &mut io::sink()).map_err(ArchiveError::Damaged)?;
         }
         if !seen.insert(path.clone()) {
-            return Err(ArchiveError::Twice {
-                path: escaped(path.as_bytes()),
-            });
+            return Err(ArchiveError::Twice(escaped(path.as_bytes())));
         }
     }
     parse_chart_yaml(&chart_yaml.ok_or(ArchiveError::NoChartYaml)?)
@@ -114,9 +108,7 @@ fn read_entries(tar: &mut Archive<impl Read>) -> Result<ChartMetadata, ArchiveEr
 
 /// Returns the path if it is relative and all readers interpret it the same way.
 fn checked_path(bytes: &[u8]) -> Result<String, ArchiveError> {
-    let path_error = || ArchiveError::Path {
-        path: escaped(bytes),
-    };
+    let path_error = || ArchiveError::Path(escaped(bytes));
     let path = std::str::from_utf8(bytes).map_err(|_| path_error())?;
     let path = path.strip_suffix('/').unwrap_or(path);
     let is_invalid = |part: &str| part.is_empty() || part == "." || part == "..";
