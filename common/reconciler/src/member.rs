@@ -175,16 +175,14 @@ impl Reconciler {
         if !self.permitted {
             return;
         }
-        if let Ok(RecordResult {
-            ownerless_reason, ..
-        }) = &result
-            && *ownerless_reason != self.ownerless_reason
+        if let Ok(saved) = &result
+            && saved.ownerless_reason != self.ownerless_reason
         {
-            if let Some(reason) = ownerless_reason {
+            if let Some(reason) = &saved.ownerless_reason {
                 tracing::warn!(member = %self.member.name, %reason,
                     "the record of the desired state has no owner");
             }
-            self.ownerless_reason.clone_from(ownerless_reason);
+            self.ownerless_reason.clone_from(&saved.ownerless_reason);
         }
         match result.map(|result| result.action) {
             Ok(RecordAction::AlreadyRecorded | RecordAction::Record) => {

@@ -275,11 +275,8 @@ impl ReleaseCheck<'_> {
         for rule in &rules {
             ignore::copy_live_value(&mut applied, live, rule);
         }
-        let mode = ApplyMode {
-            dry_run: true,
-            force: true,
-        };
-        let response = match self.apply(resource_path, id, &applied, mode).await? {
+        let params = PatchParams::apply(HELM).force().dry_run();
+        let response = match self.apply(resource_path, id, &applied, &params).await? {
             ApiResponse::Success(response) => response,
             ApiResponse::NotFound | ApiResponse::Conflict => return Ok(Comparison::Changed),
             ApiResponse::Rejected(reason) => return Ok(Comparison::NotCompared(reason)),
@@ -354,11 +351,11 @@ impl ReleaseCheck<'_> {
         if !(self.input.may_write)() {
             return Err(CheckError::Cancelled);
         }
-        let mode = ApplyMode {
-            dry_run: false,
+        let params = PatchParams {
             force,
+            ..PatchParams::apply(HELM)
         };
-        let response = self.apply(resource_path, id, applied, mode).await?;
+        let response = self.apply(resource_path, id, applied, &params).await?;
         if matches!(response, ApiResponse::Conflict) {
             return Ok(None);
         }
@@ -450,15 +447,10 @@ impl ReleaseCheck<'_> {
         resource_path: &Request,
         id: &ObjectId,
         applied: &Value,
-        mode: ApplyMode,
+        params: &PatchParams,
     ) -> Result<ApiResponse<Value>, CheckError> {
         self.throttle().await?;
-        let params = PatchParams {
-            dry_run: mode.dry_run,
-            force: mode.force,
-            ..PatchParams::apply(HELM)
-        };
-        let request = match resource_path.patch(&id.name, &params, &Patch::Apply(applied)) {
+        let request = match resource_path.patch(&id.name, params, &Patch::Apply(applied)) {
             Ok(request) => request,
             Err(error) => return Ok(ApiResponse::Rejected(error.to_string())),
         };
@@ -494,12 +486,6 @@ enum Comparison {
     NotCompared(String),
     /// The object has changed in the meantime.
     Changed,
-}
-
-#[derive(Clone, Copy)]
-struct ApplyMode {
-    dry_run: bool,
-    force: bool,
 }
 
 /// Returns true if the object is being deleted or a user disabled drift detection for it.

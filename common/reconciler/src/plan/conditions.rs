@@ -188,14 +188,8 @@ fn given_up(owner: &ReleaseOwner, failure: &Failure) -> String {
 /// Reports that an action waits for a permit or for the end of a pause. The readiness of the deployed revision is still
 /// updated.
 fn held(hold: Hold<'_>, view: &View<'_>) -> ClusterState {
-    let unknown = || {
-        ClusterState::from(State::new(
-            Truth::Unknown,
-            hold.reason,
-            "not reconciled yet",
-        ))
-    };
-    let reported = view.reported_state().unwrap_or_else(unknown);
+    let reported = view.reported_state();
+    let reported = reported.unwrap_or_else(|| unknown(hold.reason, "not reconciled yet"));
     ClusterState {
         ready: updated_readiness(view, reported.ready),
         progress: Some(State::new(Truth::False, hold.reason, hold.message)),
@@ -229,14 +223,11 @@ fn after_failure(reason: &str, message: &str, view: &View<'_>) -> ClusterState {
 
 /// Nothing changes, so the last reported state stays.
 fn unchanged(reported: Option<ClusterState>) -> ClusterState {
-    let unknown = || {
-        ClusterState::from(State::new(
-            Truth::Unknown,
-            reason::NO_CHANGE,
-            "reading the release",
-        ))
-    };
-    reported.unwrap_or_else(unknown)
+    reported.unwrap_or_else(|| unknown(reason::NO_CHANGE, "reading the release"))
+}
+
+fn unknown(reason: &str, message: &str) -> ClusterState {
+    ClusterState::from(State::new(Truth::Unknown, reason, message))
 }
 
 /// Announces a run. An error stays until an attempt succeeds.
