@@ -22,6 +22,7 @@ pub use crate::credentials::key::AgentKey;
 pub use crate::credentials::secret::IdentityParseError;
 
 use crate::credentials::key::ZeroizedSecret;
+use crate::credentials::secret;
 
 /// Name of the Secret.
 pub const SECRET: &str = "krypton-agent-identity";
@@ -190,10 +191,7 @@ impl Store {
             key: new_key()?,
             enrolled: None,
         };
-        let new_secret = ZeroizedSecret::new(crate::credentials::secret::with_identity(
-            empty_secret(),
-            &identity,
-        ));
+        let new_secret = ZeroizedSecret::new(secret::with_identity(empty_secret(), &identity));
         let created = match self.create(new_secret.as_secret()).await {
             Err(error) if error.code() == Some(404) => {
                 self.create_namespace().await?;
@@ -217,7 +215,7 @@ impl Store {
         stored: StoredIdentity,
         identity: Identity,
     ) -> Result<StoredIdentity, IdentityError> {
-        let next = ZeroizedSecret::new(crate::credentials::secret::with_identity(
+        let next = ZeroizedSecret::new(secret::with_identity(
             stored.secret.into_secret(),
             &identity,
         ));
@@ -247,7 +245,7 @@ impl Store {
 
     fn parse_stored(&self, secret: Secret) -> Result<StoredIdentity, IdentityError> {
         let secret = ZeroizedSecret::new(secret);
-        let result = crate::credentials::secret::parse(secret.as_secret());
+        let result = secret::parse(secret.as_secret());
         let identity = result.map_err(|source| IdentityError::Unreadable {
             namespace: self.namespace.clone(),
             source,

@@ -13,7 +13,6 @@ use kube::Config;
 use rcgen::CertificateParams;
 
 use super::*;
-use crate::credentials::secret;
 use crate::fake_hub::{FakeAuthority, Validity};
 
 fn membership() -> Membership {

@@ -309,20 +309,6 @@ pub(super) struct LimitedBody<B> {
 }
 
 impl<B> LimitedBody<B> {
-    fn check_time(&mut self, cx: &mut Context<'_>) -> Result<(), ExceededLimit> {
-        if self.end.as_mut().poll(cx).is_ready() {
-            return Err(self.meter.timeout_error());
-        }
-        Ok(())
-    }
-
-    fn check_idle(&mut self, cx: &mut Context<'_>) -> Result<(), ExceededLimit> {
-        if !self.meter.is_watch() && self.idle.as_mut().poll(cx).is_ready() {
-            return Err(ExceededLimit::Idle(self.meter.limits.idle));
-        }
-        Ok(())
-    }
-
     fn take(&mut self, data: &[u8]) -> Result<(), ExceededLimit> {
         let limits = self.meter.limits;
         self.idle.as_mut().reset(Instant::now() + limits.idle);
@@ -361,14 +347,13 @@ where
             return Poll::Ready(None);
         }
         // Check the time first, because a body that is always ready must also end.
-        let result = this.check_time(cx);
-        if let Err(exceeded) = result {
+        if this.end.as_mut().poll(cx).is_ready() {
+            let exceeded = this.meter.timeout_error();
             return Poll::Ready(Some(Err(this.cut_off(exceeded))));
         }
         let polled = Pin::new(&mut this.inner).poll_frame(cx);
-        if polled.is_pending()
-            && let Err(exceeded) = this.check_idle(cx)
-        {
+        if polled.is_pending() && !this.meter.is_watch() && this.idle.as_mut().poll(cx).is_ready() {
+            let exceeded = ExceededLimit::Idle(this.meter.limits.idle);
             return Poll::Ready(Some(Err(this.cut_off(exceeded))));
         }
         let Some(frame) = ready!(polled) else {
