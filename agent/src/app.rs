@@ -414,24 +414,14 @@ impl LocalCluster {
 }
 
 /// Channels between session, reconciler and ports.
+#[derive(Default)]
 struct Channels {
     link: watch::Sender<Link>,
+    /// Expiry of the client certificate; 1970 before enrollment.
     expiry: watch::Sender<Timestamp>,
     desired: watch::Sender<Option<Arc<DesiredState>>>,
     report_store: Arc<ReportStore>,
     contact: watch::Sender<Contact>,
-}
-
-impl Default for Channels {
-    fn default() -> Self {
-        Self {
-            link: watch::Sender::new(Link::default()),
-            expiry: watch::Sender::new(Timestamp::UNIX_EPOCH),
-            desired: watch::Sender::new(None),
-            report_store: Arc::new(ReportStore::default()),
-            contact: watch::Sender::new(Contact::default()),
-        }
-    }
 }
 
 impl Channels {

@@ -81,20 +81,10 @@ pub fn check(
 }
 
 /// Two `watch` channels: the hub's latest announcement, and the digests of the stored roots.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RootUpdates {
     announcement: watch::Sender<Option<RootsAnnouncement>>,
     stored: watch::Sender<Option<Vec<RootDigest>>>,
-}
-
-impl Default for RootUpdates {
-    /// For a hub that announced no roots.
-    fn default() -> Self {
-        Self {
-            announcement: watch::Sender::new(None),
-            stored: watch::Sender::new(None),
-        }
-    }
 }
 
 impl RootUpdates {

@@ -14,7 +14,7 @@ use krypton_types::tenant::TenantKey;
 use serde::Serialize;
 
 /// One slot for each kind of message. A newer message replaces an unsent one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ReportQueue {
     applied: Option<Applied>,
     trusted_roots: Option<TrustedRoots>,
@@ -39,14 +39,8 @@ impl ReportQueue {
     /// Starts with a full report. The caller must call [`ReportStore::resend`].
     pub(super) fn new() -> Self {
         Self {
-            applied: None,
-            trusted_roots: None,
             full_report: Some(FullReport::new(0)),
-            heartbeat: false,
-            changed: false,
-            tenant_digest: ReportDigest::default(),
-            deployment_digest: ReportDigest::default(),
-            placed_digest: ReportDigest::default(),
+            ..Self::default()
         }
     }
 

@@ -285,7 +285,7 @@ pub(super) mod tests {
         let chart = chart_yaml("small", "1.2.3");
         let large = entry("small/large", EntryType::Regular, &vec![0; limit + 1]);
         let error = inspect(&packed(&[chart.clone(), large])).unwrap_err();
-        assert!(matches!(error, ArchiveError::File { .. }), "{error}");
+        assert!(matches!(error, ArchiveError::File(_)), "{error}");
 
         let mut large_files = vec![chart.clone()];
         for number in 0..20 {
