@@ -130,11 +130,6 @@ impl Index {
             && self.workloads.values().all(WatchStore::synced)
     }
 
-    /// Marks the known Tenants as incomplete until the next list.
-    pub fn mark_tenants_incomplete(&mut self) {
-        self.tenants.mark_incomplete();
-    }
-
     /// Returns true if everything that exists is listed. Without the CRD there are no Tenants.
     pub fn ready(&self) -> bool {
         self.others_synced() && (self.tenants.synced() || self.crd() != Some(CrdState::Present))

@@ -10,11 +10,10 @@ use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_types::conditions::{self, ClusterState};
 use krypton_types::deployment::{DeploymentKey, DesiredDeployment};
-use krypton_types::desired::drift::DriftPolicy;
 use krypton_types::desired::lockdown::Lockdown;
 use krypton_types::names;
 use krypton_types::placed_tenant::placed_on;
-use krypton_types::tenant::{REQUEST_MAX, TenantKey, UpcomingStep};
+use krypton_types::tenant::{REQUEST_MAX, TenantKey};
 use serde_json::{Map, Value};
 use tracing::Span;
 use tracing::field::{Empty, display};
@@ -150,11 +149,6 @@ impl ReleaseOwner {
             .filter(|request| request.len() <= REQUEST_MAX)
     }
 
-    /// Returns the drift policy that overrides the fleet's.
-    pub fn drift_policy(&self) -> Option<&DriftPolicy> {
-        self.deployment()?.drift.as_ref()
-    }
-
     /// Returns true if the release must be uninstalled: the Tenant is deleted or the home cluster orders the removal.
     pub fn is_being_removed(&self) -> bool {
         match self {
@@ -204,17 +198,6 @@ impl ReleaseOwner {
     pub fn state_in_status(&self, cluster: &str) -> Option<ClusterState> {
         let conditions = &self.tenant()?.status.as_ref()?.conditions;
         conditions::clusters(conditions).remove(cluster)
-    }
-
-    /// Returns the next step of `cluster` in the status.
-    pub fn next_step_in_status(&self, cluster: &str) -> Option<UpcomingStep> {
-        UpcomingStep::from_status(self.tenant()?.status.as_ref()?, cluster)
-    }
-
-    /// Returns the reconcile request that the status acknowledges.
-    pub fn handled_request_in_status(&self) -> Option<String> {
-        let status = self.tenant()?.status.as_ref()?;
-        status.last_handled_reconcile_at.clone()
     }
 
     /// Returns the sort key among the claimants of one release: the first owns it. A removal order comes

@@ -395,7 +395,7 @@ impl Reconciler {
                 .apply(&self.member.client, &mut watches, &mut tenants, now);
             self.reconcile_member(now);
             if std::mem::take(&mut self.relist_tenants) {
-                self.index.mark_tenants_incomplete();
+                self.index.tenants.mark_incomplete();
                 tenants = None;
             }
             self.apply_orders();

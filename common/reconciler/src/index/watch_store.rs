@@ -69,7 +69,7 @@ impl<K: Ord + Clone + HeapSize, V: PartialEq + Clone + HeapSize> WatchStore<K, V
     }
 
     /// Marks the entries as incomplete until the next list.
-    pub(super) fn mark_incomplete(&mut self) {
+    pub fn mark_incomplete(&mut self) {
         self.synced = false;
     }
 

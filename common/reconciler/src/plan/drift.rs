@@ -16,7 +16,10 @@ pub(super) fn with_drift(mut plan: Plan, view: &View<'_>) -> Plan {
     if !plan.settled {
         return plan;
     }
-    let policy = view.owner.drift_policy().unwrap_or(&view.desired.drift);
+    // The policy of a KryptonDeployment overrides the fleet's.
+    let order = view.owner.deployment();
+    let own_policy = order.and_then(|order| order.drift.as_ref());
+    let policy = own_policy.unwrap_or(&view.desired.drift);
     let settings = DriftSettings::new(policy, |name| view.owner.annotation(name));
     let is_off = settings.mode == DriftMode::Off;
     let newest = view.newest().map(|newest| newest.revision);

@@ -119,8 +119,11 @@ impl Memory {
         if self.known_since.is_none() {
             self.known_since = Some(now);
             self.published = owner.state_in_status(cluster);
-            self.published_next = owner.next_step_in_status(cluster);
-            self.handled_request = owner.handled_request_in_status();
+            let status = owner.tenant().and_then(|tenant| tenant.status.as_ref());
+            self.published_next =
+                status.and_then(|status| UpcomingStep::from_status(status, cluster));
+            self.handled_request =
+                status.and_then(|status| status.last_handled_reconcile_at.clone());
         }
         let newest = revisions.last().copied();
         self.locked = newest
