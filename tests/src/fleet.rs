@@ -523,14 +523,6 @@ impl FleetClient {
         Ok(spec.holder_identity.unwrap_or_default())
     }
 
-    /// Releases the Lease of a killed holder, so that its successor doesn't wait until the Lease expires.
-    pub async fn release_lease(&self) -> Result<()> {
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        let released = json!({"spec": {"holderIdentity": null}});
-        leases.merge(MEMBER_LEASE, &released).await?;
-        Ok(())
-    }
-
     /// Waits until the holder has renewed its Lease, which shows that time has passed and the holder is alive.
     pub async fn wait_for_renewal(&self) -> Result<()> {
         self.wait_for_renewal_of(SYSTEM_NAMESPACE, MEMBER_LEASE)

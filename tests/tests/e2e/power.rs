@@ -188,7 +188,6 @@ async fn killed_helm_run_is_repaired_after_restart(mode: Mode) -> TestResult {
     member.wait_for_hook("rolled", "pre-rollback", None).await;
     member.pair.actor()?.kill9().await?;
     wait_for_helm_exit(folder).await?;
-    member.fleet_client.release_lease().await?;
     member.set_values(&json!({"message": "third"}));
     member.pair.start_actor_again()?;
 
