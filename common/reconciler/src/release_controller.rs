@@ -117,12 +117,13 @@ impl Reconciler {
             let previous =
                 previous.and_then(|state| state.memory.last_reported(owner, &self.member.name));
             let state = previous.unwrap_or_else(|| plan.state.clone());
-            let details = (job.next, job.handled_request.clone(), None);
+            let answers = (job.next, job.handled_request.clone());
             self.report_store
-                .set_owner(owner, state, "", details, plan.gone);
+                .set_owner(owner, state, "", answers, plan.gone);
         }
-        let history = self.member.status_mode.reported_history(owner, plan);
-        self.report_store.update_history(key, history);
+        if self.member.status_mode == StatusMode::Report {
+            self.report_store.update_history(key, owner, &plan.history);
+        }
         let revision = job.newest.as_ref().map(|newest| newest.revision);
         if self.update_drift_schedule(key, plan, revision, now) {
             return false;

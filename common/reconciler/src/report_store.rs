@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use krypton_crds::tenant::{ClusterStatus, TenantStatus};
+use krypton_crds::tenant::{ClusterStatus, HistoryEntry, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, Phase};
 use krypton_types::deployment::{
     DeploymentKey, DeploymentReport, DesiredDeployment, RECORDED_EVENTS, ReportedEvent,
@@ -54,13 +54,6 @@ impl Changes {
         placed.or_else(deployment).or_else(tenant)
     }
 }
-
-/// The next step, the last handled reconcile request and the history in a report.
-pub(crate) type ReportDetails = (
-    Option<UpcomingStep>,
-    Option<String>,
-    Option<Arc<TenantHistory>>,
-);
 
 /// A batch of changes.
 #[derive(Debug)]
@@ -132,14 +125,14 @@ impl ReportStore {
         self.changed.notify_one();
     }
 
-    /// Sets the owner's report, with its next step, the last reconcile request that was handled and the history. An
-    /// empty `applied_chart` keeps the chart of the previous report.
+    /// Sets the owner's report, with its next step and the last reconcile request that was handled. An empty
+    /// `applied_chart` keeps the chart of the previous report. A Tenant's history stays.
     pub(crate) fn set_owner(
         &self,
         owner: &ReleaseOwner,
         state: ClusterState,
         applied_chart: &str,
-        (next, handled_request, history): ReportDetails,
+        (next, handled_request): (Option<UpcomingStep>, Option<String>),
         gone: bool,
     ) {
         let observed_generation = owner.generation();
@@ -150,6 +143,10 @@ impl ReportStore {
                     return;
                 };
                 let previous = || recorded_chart(tenant.status.as_ref()?);
+                let reports = self.lock();
+                let history = reports.tenants.get(&key);
+                let history = history.and_then(|report| report.history.clone());
+                drop(reports);
                 let report = TenantReport {
                     observed_generation,
                     applied_chart: applied.or_else(previous).unwrap_or_default(),
@@ -197,14 +194,26 @@ impl ReportStore {
 
     /// Updates the history in the Tenant's report, if it has one. The history changes without the state if another hub
     /// has run Helm.
-    pub(crate) fn update_history(&self, key: &OwnerKey, history: Option<Arc<TenantHistory>>) {
+    pub(crate) fn update_history(
+        &self,
+        key: &OwnerKey,
+        owner: &ReleaseOwner,
+        entries: &[HistoryEntry],
+    ) {
         let OwnerKey::Tenant(key) = key else {
             return;
         };
+        let uid = owner.uid();
         self.update_tenant(key, |report| {
-            let is_changed = report.history != history;
-            report.history = history;
-            is_changed
+            let previous = report.history.as_ref();
+            if previous.is_some_and(|it| it.uid == uid && it.entries == entries) {
+                return false;
+            }
+            report.history = Some(Arc::new(TenantHistory {
+                uid: uid.to_owned(),
+                entries: entries.to_vec(),
+            }));
+            true
         });
     }
 
@@ -397,7 +406,7 @@ fn recorded_chart(status: &TenantStatus) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use krypton_crds::tenant::{HistoryEntry, Tenant, TenantSpec};
+    use krypton_crds::tenant::{Tenant, TenantSpec};
     use krypton_types::conditions::{State, Truth};
 
     use super::*;
@@ -472,13 +481,7 @@ mod tests {
         let owner_key = OwnerKey::Tenant(key("a"));
         report_store.update_labels(&owner_key, &owner("one"));
         assert_eq!(report_store.unsent_count(), 0, "there is no report");
-        report_store.set_owner(
-            &owner("one"),
-            report(1).state,
-            "",
-            (None, None, None),
-            false,
-        );
+        report_store.set_owner(&owner("one"), report(1).state, "", (None, None), false);
         let labels = || {
             let report = report_store.take(None, 1).changes.tenants.remove(&key("a"));
             report.unwrap().unwrap().labels.to_map()
@@ -497,31 +500,31 @@ mod tests {
         tenant.metadata.namespace = Some("default".to_owned());
         let owner = ReleaseOwner::Tenant(Arc::new(tenant));
         let owner_key = OwnerKey::Tenant(key("a"));
-        let history = |revision: u32| {
+        let update = |revision: u32| {
             let entry = HistoryEntry {
                 revision,
                 ..HistoryEntry::default()
             };
-            Some(Arc::new(TenantHistory {
-                uid: "u".to_owned(),
-                entries: vec![entry],
-            }))
+            report_store.update_history(&owner_key, &owner, &[entry]);
         };
+        let set_state = |state| report_store.set_owner(&owner, state, "", (None, None), false);
         let reported = || {
             let report = report_store.take(None, 1).changes.tenants.remove(&key("a"));
-            report.map(|report| report.unwrap().history.unwrap().entries[0].revision)
+            report.map(|report| report.unwrap().history.map(|it| it.entries[0].revision))
         };
-        report_store.update_history(&owner_key, history(1));
+        update(1);
         assert_eq!(report_store.unsent_count(), 0, "there is no report");
-        for (revision, expected) in [(1, Some(1)), (1, None), (2, Some(2))] {
-            let details = (None, None, history(revision));
-            report_store.set_owner(&owner, report(1).state, "", details, false);
+        set_state(report(1).state);
+        assert_eq!(reported(), Some(None));
+        for (revision, expected) in [(1, Some(Some(1))), (1, None), (2, Some(Some(2)))] {
+            update(revision);
             assert_eq!(reported(), expected, "{revision}");
         }
-        for (revision, expected) in [(2, None), (3, Some(3))] {
-            report_store.update_history(&owner_key, history(revision));
-            assert_eq!(reported(), expected, "{revision}");
-        }
+        set_state(report(1).state);
+        assert_eq!(reported(), None);
+        let failed = State::new(Truth::False, "Failed", "");
+        set_state(failed.into());
+        assert_eq!(reported(), Some(Some(2)), "another state keeps the history");
     }
 
     #[tokio::test]
@@ -536,14 +539,8 @@ mod tests {
         let owner = ReleaseOwner::Deployment(Arc::new(order.clone()));
         report_store.set_tenant(&key("a"), Some(report(1)));
         let handled = Some("now".to_owned());
-        report_store.set_owner(&owner, report(1).state, "r/c:1", (None, None, None), false);
-        report_store.set_owner(
-            &owner,
-            report(1).state,
-            "",
-            (None, handled.clone(), None),
-            true,
-        );
+        report_store.set_owner(&owner, report(1).state, "r/c:1", (None, None), false);
+        report_store.set_owner(&owner, report(1).state, "", (None, handled.clone()), true);
         let batch = report_store.take(None, 1);
         assert!(batch.changes.deployments.is_empty() && !batch.last);
         let batch = report_store.take(batch.changes.last().as_ref(), 1);

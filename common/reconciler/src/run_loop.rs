@@ -28,7 +28,6 @@ use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::desired::{DesiredState, Version};
-use krypton_types::tenant::TenantHistory;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -47,7 +46,7 @@ use crate::lease_guard;
 use crate::metrics::{QueueDepths, ReconcilerShare, WorkMetrics};
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::placed_tenants::PlacedTenants;
-use crate::plan::{Attempt, Memory, Plan, Policy};
+use crate::plan::{Attempt, Memory, Policy};
 use crate::record::RecordResult;
 use crate::release_controller::RunningAction;
 use crate::report_store::ReportStore;
@@ -68,21 +67,6 @@ pub enum StatusMode {
     /// The caller writes the status from the reports. The home cluster uses this, as a Tenant there has several
     /// members.
     Report,
-}
-
-impl StatusMode {
-    /// Returns the history for the report, if the caller writes it.
-    pub(crate) fn reported_history(
-        self,
-        owner: &ReleaseOwner,
-        plan: &Plan,
-    ) -> Option<Arc<TenantHistory>> {
-        let history = || TenantHistory {
-            uid: owner.uid().to_owned(),
-            entries: plan.history.clone(),
-        };
-        (self == Self::Report).then(|| Arc::new(history()))
-    }
 }
 
 /// A member and the access to it.

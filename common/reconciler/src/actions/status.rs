@@ -38,12 +38,11 @@ impl ActionRunner {
         if job.plan.is_reported {
             let applied_chart = job.plan.applied_chart.as_deref().unwrap_or_default();
             let owner = &job.owner;
-            let history = self.member.status_mode.reported_history(owner, &job.plan);
             self.report_store.set_owner(
                 owner,
                 state.clone(),
                 applied_chart,
-                (job.next, job.handled_request.clone(), history),
+                (job.next, job.handled_request.clone()),
                 job.plan.gone,
             );
         } else {
