@@ -25,6 +25,9 @@ pub const TARGET_RESOLVED: &str = "TargetClusterResolved";
 /// Condition of a Tenant on the home cluster that names another member: whether it is placed there.
 pub const PLACED: &str = "Placed";
 
+/// Condition of an EdgeCluster: whether the clock of its agent agreed with the hub's when the agent connected.
+pub const CLOCK_SYNCHRONIZED: &str = "ClockSynchronized";
+
 /// Limit for messages in bytes. The API's own limit is 32 KiB.
 pub const MESSAGE_MAX: usize = 1024;
 

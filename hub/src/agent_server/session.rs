@@ -20,6 +20,7 @@ use krypton_reconciler::report_store::Changes;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::watchdog::Watchdog;
+use krypton_types::conditions::{Truth, reason};
 use krypton_types::error_chain::chain;
 use krypton_types::member::MemberReport;
 use krypton_types::root_digest::RootDigest;
@@ -30,7 +31,7 @@ use tonic::{Status, Streaming};
 use tracing::Instrument as _;
 
 pub use self::admission::admit;
-use self::admission::{check_admission, check_cluster, clock_problem, expired, untrusted_root};
+use self::admission::{check_admission, check_cluster, clock_state, expired, untrusted_root};
 use crate::ca::{AgentCertificate, Authority};
 use crate::home_events::{HomeEvents, MemberEvent};
 use crate::leader::Leader;
@@ -139,12 +140,13 @@ impl Sessions {
             });
         })?;
         let wall = clock::wall();
-        if let Some(message) = clock_problem(hello.now.saturating_sub(wall.as_second())) {
+        let agent_clock = clock_state(hello.now.saturating_sub(wall.as_second()));
+        if agent_clock.truth == Truth::False {
             self.events.warn(MemberEvent {
                 member: name.clone(),
                 uid: member.uid.clone(),
-                reason: "ClockDiffers",
-                message,
+                reason: reason::CLOCK_DIFFERS,
+                message: agent_clock.message.clone(),
             });
         }
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
@@ -187,6 +189,7 @@ impl Sessions {
                     not_after: certificate.not_after,
                 },
                 key: certificate.recorded_key(),
+                clock: agent_clock,
                 applied: hello.applied.and_then(v1::Applied::read),
             },
         );

@@ -84,6 +84,10 @@ pub fn status(
     if let Some(certificate) = certificate {
         next.certificate_expiry = Some(whole_seconds(certificate.not_after));
     }
+    if let Some(state) = &observation.clock {
+        let type_ = conditions::CLOCK_SYNCHRONIZED;
+        conditions::set(&mut next.conditions, type_, state, generation, now);
+    }
     if observation.roots.is_some() {
         next.trusted_roots.clone_from(&observation.roots);
     }
@@ -276,6 +280,28 @@ mod tests {
         let first = next_status(None, &observation, 100);
         assert_eq!(first, next_status(Some(&first), &observation, 159));
         assert_ne!(first, next_status(Some(&first), &observation, 160));
+    }
+
+    #[test]
+    fn clock_of_agent_is_written_only_on_change() {
+        let with_clock = |truth: Option<Truth>| MemberObservation {
+            clock: truth.map(|truth| State::new(truth, "R", "why")),
+            ..MemberObservation::default()
+        };
+        let truth = |status: &EdgeClusterStatus| {
+            let clock = conditions::find(&status.conditions, conditions::CLOCK_SYNCHRONIZED);
+            clock.map(|clock| clock.truth)
+        };
+        let unknown = next_status(None, &with_clock(None), 0);
+        assert_eq!(truth(&unknown), None);
+        let wrong = next_status(Some(&unknown), &with_clock(Some(Truth::False)), 0);
+        assert_eq!(truth(&wrong), Some(Truth::False));
+        // The next session of the agent, and the next leader before one.
+        for observed in [Some(Truth::False), None] {
+            assert_eq!(next_status(Some(&wrong), &with_clock(observed), 5), wrong);
+        }
+        let correct = next_status(Some(&wrong), &with_clock(Some(Truth::True)), 10);
+        assert_eq!(truth(&correct), Some(Truth::True));
     }
 
     #[test]

@@ -161,6 +161,8 @@ pub struct AgentDetails {
     pub certificate: Validity,
     /// The key of that certificate.
     pub key: AgentKey,
+    /// Whether its clock agrees with the hub's.
+    pub clock: State,
     /// Version and digest of the desired state that the member has recorded.
     pub applied: Option<(Version, String)>,
 }
@@ -236,6 +238,7 @@ impl MemberRegistry {
                 (observation.certificate, observation.certificate_reported) =
                     (Some(agent.certificate), true);
                 observation.agent_key = Some(agent.key.clone());
+                observation.clock = Some(agent.clock.clone());
                 if agent.applied.is_some() {
                     observation.applied.clone_from(&agent.applied);
                 }

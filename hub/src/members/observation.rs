@@ -33,6 +33,8 @@ pub struct MemberObservation {
     pub agent_key: Option<AgentKey>,
     /// Last time at which an agent of the member used an unknown key.
     pub key_refused: Option<Timestamp>,
+    /// Whether the agent's clock agreed with the hub's at the start of its last session in this term.
+    pub clock: Option<State>,
     /// The CA roots that the agent trusts, and the one that issued its certificate.
     pub roots: Option<AgentRoots>,
     /// Validity of the credential in the hub's kubeconfig, if the credential contains it.
@@ -76,6 +78,7 @@ impl Default for MemberObservation {
             certificate_reported: false,
             agent_key: None,
             key_refused: None,
+            clock: None,
             roots: None,
             access: None,
             uninstalled: None,
@@ -88,7 +91,7 @@ impl Default for MemberObservation {
 impl MemberObservation {
     /// Forgets what an agent's session has reported of itself.
     pub(super) fn forget_agent(&mut self) {
-        (self.agent_version, self.roots) = (None, None);
+        (self.agent_version, self.roots, self.clock) = (None, None, None);
         (self.certificate, self.certificate_reported) = (None, false);
     }
 }

@@ -190,6 +190,26 @@ async fn agent_session_is_bound_to_member_and_cluster() {
 }
 
 #[tokio::test]
+async fn clock_of_agent_is_compared_in_each_session() {
+    let (hub, port) = TestHub::start(1).await;
+    for (seconds_ahead, truth) in [(-120, Truth::False), (0, Truth::True)] {
+        let greeting = Hello {
+            now: clock::wall().as_second() + seconds_ahead,
+            ..hello(1, "0.1.0")
+        };
+        let dialer = hub.dialer(port.address, "edge-0");
+        let session = RawSession::open(&dialer, FromAgent::Hello(greeting)).await;
+        let mut session = session.unwrap();
+        session.receive_welcome().await;
+        hub.wait_for_observation("edge-0", |observation| {
+            let clock = observation.clock.as_ref();
+            clock.is_some_and(|clock| clock.truth == truth)
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn certificate_renews_for_requesting_member_unless_removed() {
     let (hub, port) = TestHub::start(1).await;
     let connection = hub.dialer(port.address, "edge-0").connect().await.unwrap();

@@ -10,6 +10,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::{SCHEMA_VERSION, schema_version};
 use krypton_runtime::crd::is_established;
+use krypton_types::conditions::CLOCK_SYNCHRONIZED;
 use krypton_types::validity::{CredentialState, Validity};
 use kube::CustomResourceExt as _;
 use serde_json::Value;
@@ -458,12 +459,31 @@ pub(super) fn members(
         );
         lines.push(Line::ok(text));
     }
+    lines.extend(agent_clocks(members));
     if omitted > 0 {
         let text = format!("{omitted} more members have defects; the worst {MAX_MEMBERS} follow");
         lines.push(Line::defect(Mark::Note, text, OMITTED_MEMBERS));
     }
     lines.extend(defects.into_iter().take(MAX_MEMBERS).flatten());
     lines
+}
+
+/// Counts the agents whose clock agreed with the hub's when they connected. A member whose clock differs has its own
+/// line. A hub of an earlier version compares none.
+fn agent_clocks(members: &[Value]) -> Option<Line> {
+    let is_agent = |member: &&Value| text_at(member, "/status/mode").as_deref() == Some("agent");
+    let agents: Vec<&Value> = members.iter().filter(is_agent).collect();
+    let agrees = |member: &&&Value| {
+        list_at(member, "/status/conditions").any(|condition| {
+            condition["type"] == CLOCK_SYNCHRONIZED && condition["status"] == "True"
+        })
+    };
+    let agreeing = agents.iter().filter(agrees).count();
+    let text = format!(
+        "the clocks of {agreeing} of {} agents agree with the hub's",
+        agents.len()
+    );
+    (agreeing > 0).then(|| Line::ok(text))
 }
 
 fn member(object: &Value, hub_version: Option<&str>, now: Timestamp) -> Vec<Line> {

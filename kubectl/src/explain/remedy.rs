@@ -95,6 +95,9 @@ pub(super) fn for_member(reason: &str) -> Option<&'static str> {
         | reason::NAMESPACES_INVALID => {
             "correct the field that the message names; the last valid state stays"
         }
+        reason::CLOCK_DIFFERS => {
+            "restart the agent after that: the hub compares the clocks when it connects"
+        }
         _ => return None,
     })
 }

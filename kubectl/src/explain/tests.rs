@@ -376,6 +376,9 @@ fn each_member_state_has_its_text() {
     assert_member(duplicate, true, &["! DuplicateCluster: as edge-2"]);
     let expiring = member("CertificateCurrent", "False", "ExpiresSoon", "in 2 d");
     assert_member(expiring, true, &["! ExpiresSoon: in 2 d"]);
+    let wrong_clock = member("ClockSynchronized", "False", "ClockDiffers", "by 90 s");
+    let line = "! ClockDiffers: by 90 s\n      → restart the agent";
+    assert_member(wrong_clock, true, &[line]);
     let mut none = sources_with_member(healthy_tenant(), edge_cluster());
     none.members.insert("edge-1".to_owned(), Lookup::NotFound);
     assert_explained(&none, false, &["✗ no EdgeCluster has this name"]);

@@ -150,3 +150,7 @@ pub const VALUES_INVALID: &str = "ValuesInvalid";
 pub const NAMESPACES_INVALID: &str = "NamespaceConfigurationInvalid";
 /// The values could not be read yet.
 pub const VALUES_UNREAD: &str = "ValuesUnread";
+
+/// The agent's clock agrees with the hub's.
+pub const CLOCKS_AGREE: &str = "ClocksAgree";
+pub const CLOCK_DIFFERS: &str = "ClockDiffers";

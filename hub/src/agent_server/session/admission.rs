@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use krypton_runtime::clock;
 use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::{State, Truth, reason};
 use tonic::Status;
 
 use super::Sessions;
@@ -18,7 +19,7 @@ use crate::members::{MemberRegistry, NotFound};
 /// The EdgeCluster of a certificate up to this age may be unknown to this hub, because its watch lags or
 /// restarts.
 const NEW_CERTIFICATE_AGE: SignedDuration = SignedDuration::from_secs(60);
-/// Difference of clocks, in seconds, above which the hub records an event.
+/// Difference of clocks, in seconds, above which the hub reports it.
 const MAX_CLOCK_DIFFERENCE: u64 = 60;
 
 /// Returns the member of a certificate if the hub admits it now. The connection may be older than the current
@@ -141,19 +142,21 @@ pub(super) fn check_cluster(
     }
 }
 
-/// Returns the problem of an agent whose clock is ahead of the hub's by this many seconds, if any. The message has no
-/// number, so the events of later sessions are counted as one.
-pub(super) fn clock_problem(seconds_ahead: i64) -> Option<String> {
+/// Returns the state of the condition for an agent whose clock is ahead of the hub's by this many seconds. The message
+/// has no number: the events of later sessions are counted as one, and a small change of the clock writes no status.
+pub(super) fn clock_state(seconds_ahead: i64) -> State {
+    if seconds_ahead.unsigned_abs() <= MAX_CLOCK_DIFFERENCE {
+        return State::new(Truth::True, reason::CLOCKS_AGREE, "");
+    }
     let direction = match seconds_ahead {
         ..0 => "behind",
         _ => "ahead of",
     };
-    (seconds_ahead.unsigned_abs() > MAX_CLOCK_DIFFERENCE).then(|| {
-        format!(
-            "the agent's clock is more than {MAX_CLOCK_DIFFERENCE} s {direction} the hub's; synchronize both, \
-             as the validity of certificates depends on them"
-        )
-    })
+    let message = format!(
+        "when it connected, the agent's clock was more than {MAX_CLOCK_DIFFERENCE} s {direction} the hub's; \
+         synchronize both, as the validity of certificates depends on them"
+    );
+    State::new(Truth::False, reason::CLOCK_DIFFERS, message)
 }
 
 #[cfg(test)]
@@ -162,7 +165,7 @@ mod tests {
 
     use krypton_crds::edge_cluster::{AgentKeys, TenantCounts};
     use krypton_runtime::watchdog::Watchdog;
-    use krypton_types::conditions::{self, Truth};
+    use krypton_types::conditions;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -187,19 +190,19 @@ mod tests {
 
     #[test]
     fn only_large_difference_of_clocks_is_reported() {
-        for (seconds_ahead, expected) in [
-            (0, None),
-            (60, None),
-            (-60, None),
-            (61, Some("s ahead of the hub's")),
-            (-61, Some("s behind the hub's")),
-            (i64::MIN, Some("s behind the hub's")),
+        for (seconds_ahead, truth, expected) in [
+            (0, Truth::True, ""),
+            (60, Truth::True, ""),
+            (-60, Truth::True, ""),
+            (61, Truth::False, "s ahead of the hub's"),
+            (-61, Truth::False, "s behind the hub's"),
+            (i64::MIN, Truth::False, "s behind the hub's"),
         ] {
-            let problem = clock_problem(seconds_ahead);
-            assert_eq!(problem.is_some(), expected.is_some(), "{seconds_ahead}");
-            let (problem, expected) = (problem.unwrap_or_default(), expected.unwrap_or_default());
-            assert!(problem.contains(expected), "{problem}");
+            let state = clock_state(seconds_ahead);
+            assert_eq!(state.truth, truth, "{seconds_ahead}");
+            assert!(state.message.contains(expected), "{state:?}");
         }
+        assert_eq!(clock_state(61), clock_state(3600));
     }
 
     #[test]

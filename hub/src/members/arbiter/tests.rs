@@ -64,6 +64,7 @@ fn agent_details() -> AgentDetails {
         agent_version: "0.1.0".to_owned(),
         certificate: Validity::until(jiff::Timestamp::UNIX_EPOCH),
         key: krypton_crds::edge_cluster::AgentKey::default(),
+        clock: State::new(Truth::True, reason::CLOCKS_AGREE, ""),
         applied: None,
     }
 }

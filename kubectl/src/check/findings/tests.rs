@@ -323,6 +323,38 @@ fn well_members_share_one_line() {
 }
 
 #[test]
+fn clock_of_each_agent_is_judged() {
+    let member = |name: &str, mode: &str, clock: Option<&str>| {
+        let condition = |kind: &str, status: &str, reason: &str| {
+            json!({
+                "type": kind, "status": status, "reason": reason, "message": "why",
+                "lastTransitionTime": "2026-01-02T03:00:05Z",
+            })
+        };
+        let clock = clock.map(|status| condition("ClockSynchronized", status, "ClockDiffers"));
+        let connected = condition("Connected", "True", "Connected");
+        let conditions: Vec<Value> = [connected].into_iter().chain(clock).collect();
+        let status = json!({"conditions": conditions, "mode": mode});
+        cluster(name, json!({}), "True", status)
+    };
+    let fleet = vec![
+        member("edge-1", "agent", Some("True")),
+        member("edge-2", "agent", Some("False")),
+        // The hub has an earlier version.
+        member("edge-3", "agent", None),
+        member("edge-4", "proxy", Some("True")),
+    ];
+    let lines = member_lines(fleet);
+    let agreeing = "the clocks of 1 of 3 agents agree with the hub's";
+    assert_line(&lines[1], Mark::Ok, agreeing);
+    assert_line(&lines[2], Mark::Note, "ClockDiffers: why");
+    assert_eq!(lines[2].member.as_deref(), Some("edge-2"));
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    let unknown = member_lines(vec![member("edge-3", "agent", None)]);
+    assert_eq!(unknown.len(), 1, "{unknown:?}");
+}
+
+#[test]
 fn each_defect_of_member_is_shown() {
     let counts = json!({"tenants": {"total": 4, "ready": 3, "pending": 0, "error": 1}});
     let condition = |kind: &str, status: &str, reason: &str| {

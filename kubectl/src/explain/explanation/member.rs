@@ -95,6 +95,7 @@ impl Explainer {
             conditions::VALUES_RESOLVED,
             "CertificateCurrent",
             "AccessCurrent",
+            conditions::CLOCK_SYNCHRONIZED,
         ] {
             let condition = conditions::find(&status.conditions, type_);
             if let Some(condition) = condition.filter(|condition| condition.truth == Truth::False) {
