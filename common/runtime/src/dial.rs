@@ -1,6 +1,7 @@
 //! Opens TLS connections to the hub, directly or through the HTTP proxy of the environment.
 
 mod error;
+mod no_proxy;
 mod proxy;
 
 use std::io;

@@ -12,25 +12,32 @@ use hyper_util::rt::TokioIo;
 use tower::{Service as _, service_fn};
 
 use super::error::DialError;
+use super::no_proxy::ExemptHosts;
 use super::{HANDSHAKE_TIMEOUT, connect_any, resolve};
 use crate::admin::{AdminError, BindAddress};
 use crate::net::{HttpProxy, Listener, Network, Stream, Tcp};
 
 /// The network of the machine, with the proxies of HTTPS_PROXY, ALL_PROXY and NO_PROXY.
 #[derive(Debug)]
-pub struct ProxiedTcp(Matcher);
+pub struct ProxiedTcp {
+    proxies: Matcher,
+    exempt: ExemptHosts,
+}
 
 impl ProxiedTcp {
     /// A variable in upper case overrides the one in lower case, unless it is empty.
     pub fn new(env: &dyn Fn(&str) -> Option<String>) -> Self {
         let (all, https) = (variable(env, "ALL_PROXY"), variable(env, "HTTPS_PROXY"));
         let is_configured = [&all, &https].iter().any(|value| !value.is_empty());
-        let proxies = || Matcher::builder().all(all.clone()).https(https.clone());
+        let proxies = Matcher::builder().all(all).https(https).build();
         let hub = Uri::from_static("https://hub.example.org");
-        if is_configured && proxies().build().intercept(&hub).is_none() {
+        if is_configured && proxies.intercept(&hub).is_none() {
             tracing::warn!("HTTPS_PROXY is not a valid URL; connecting to the hub without a proxy");
         }
-        Self(proxies().no(exempt_hosts(env)).build())
+        Self {
+            proxies,
+            exempt: exempt_hosts(env),
+        }
     }
 }
 
@@ -40,7 +47,11 @@ impl Network for ProxiedTcp {
     }
 
     fn proxy(&self, address: &str) -> Option<HttpProxy> {
-        let proxy = self.0.intercept(&uri(address).ok()?)?;
+        let hub = uri(address).ok()?;
+        if self.exempt.contains(&hub) {
+            return None;
+        }
+        let proxy = self.proxies.intercept(&hub)?;
         Some(HttpProxy {
             uri: proxy.uri().clone(),
             authorization: proxy.basic_auth().cloned(),
@@ -62,14 +73,8 @@ fn variable(env: &dyn Fn(&str) -> Option<String>, name: &str) -> String {
     value.unwrap_or_default()
 }
 
-/// Returns NO_PROXY. Go's programs also accept `*.DOMAIN` there, and `*` for all addresses, which the matcher applies to
-/// names only.
-fn exempt_hosts(env: &dyn Fn(&str) -> Option<String>) -> String {
-    let hosts = variable(env, "NO_PROXY");
-    match hosts.split(',').any(|host| host.trim() == "*") {
-        true => "*,0.0.0.0/0,::/0".to_owned(),
-        false => hosts.replace("*.", "."),
-    }
+fn exempt_hosts(env: &dyn Fn(&str) -> Option<String>) -> ExemptHosts {
+    ExemptHosts::parse(&variable(env, "NO_PROXY"))
 }
 
 /// Returns the value of HTTPS_PROXY if kubectl uses it for the API server at this URL. For loopback addresses, kubectl
@@ -77,10 +82,9 @@ fn exempt_hosts(env: &dyn Fn(&str) -> Option<String>) -> String {
 pub(crate) fn https_proxy_of(server: &Uri, env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let host = server.host()?.trim_matches(['[', ']']);
     let is_loopback = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    // Only NO_PROXY and the scheme of the server matter here, so any valid proxy fits.
-    let proxies = Matcher::builder().https("http://proxy");
-    let matcher = proxies.no(exempt_hosts(env)).build();
-    if is_loopback || host == "localhost" || matcher.intercept(server).is_none() {
+    let is_local = is_loopback || host == "localhost";
+    let is_https = server.scheme_str() == Some("https");
+    if is_local || !is_https || exempt_hosts(env).contains(server) {
         return None;
     }
     Some(variable(env, "HTTPS_PROXY")).filter(|value| !value.is_empty())
