@@ -100,11 +100,18 @@ impl ChartValues {
         flags.map(|flag| flag.map(str::to_owned)).collect()
     }
 
-    /// Returns whether a flag or a file sets this value. Helm reports a file that cannot be read.
+    /// Returns whether a flag or a file sets this value. As in Helm, null removes a value, and flags override files. Helm
+    /// reports a file that cannot be read.
     pub(crate) fn sets(&self, key: &str) -> bool {
-        let args = [&self.values, &self.texts, &self.texts_of_files];
-        let args = args.into_iter().flatten();
-        let mut args = args.flat_map(|arg| arg.split(','));
+        let texts = self.texts.iter().chain(&self.texts_of_files);
+        let mut texts = texts.flat_map(|arg| assignments(arg));
+        if texts.any(|(name, _)| name == key) {
+            return true;
+        }
+        let values = self.values.iter().flat_map(|arg| assignments(arg));
+        if let Some((_, value)) = values.filter(|(name, _)| *name == key).last() {
+            return !value.eq_ignore_ascii_case("null");
+        }
         let pointer = format!("/{}", key.replace('.', "/"));
         let is_in_file = |file: &String| {
             let text = fs::read_to_string(file).ok()?;
@@ -112,9 +119,13 @@ impl ChartValues {
             // A number is a value, too, as in `tag: 1.20`.
             values.pointer(&pointer).map(|value| !value.is_null())
         };
-        args.any(|arg| arg.split('=').next() == Some(key))
-            || self.files.iter().any(|file| is_in_file(file) == Some(true))
+        self.files.iter().rev().find_map(is_in_file) == Some(true)
     }
+}
+
+/// Returns the keys and values in the argument of one of Helm's flags.
+fn assignments(arg: &str) -> impl Iterator<Item = (&str, &str)> {
+    arg.split(',').filter_map(|part| part.split_once('='))
 }
 
 impl HelmArgs {
@@ -327,10 +338,19 @@ mod tests {
     fn values_are_found_in_flags_and_files() {
         let content = "image: {registry: mirror, tag: 1.20, digest: null}";
         let file = temporary_file("values", content).unwrap();
+        let override_file = temporary_file("values", "g: null").unwrap();
+        let overridden_file = temporary_file("values", "{g: 1, h: 1, i: 1}").unwrap();
+        let files = [file.path(), overridden_file.path(), override_file.path()];
+        let files = files.map(|file| file.display().to_string());
         let values = ChartValues {
-            files: vec!["/nonexistent".to_owned(), file.path().display().to_string()],
-            values: vec!["a=1,b.c=2".to_owned()],
-            texts: vec!["d=".to_owned()],
+            files: ["/nonexistent".to_owned()]
+                .into_iter()
+                .chain(files)
+                .collect(),
+            values: ["a=1,b.c=2,h=null", "k=1,l=null,m=Null,n=null,o="]
+                .map(str::to_owned)
+                .into(),
+            texts: vec!["d=,n=null".to_owned()],
             texts_of_files: vec!["e=file".to_owned()],
         };
         for (key, is_set) in [
@@ -338,6 +358,15 @@ mod tests {
             ("b.c", true),
             ("d", true),
             ("e", true),
+            ("g", false),
+            ("h", false),
+            ("i", true),
+            ("k", true),
+            ("l", false),
+            ("m", false),
+            // A text may be "null".
+            ("n", true),
+            ("o", true),
             ("image.registry", true),
             ("image.tag", true),
             ("image.digest", false),
