@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the files of a release. `make release-dry-run` runs all steps, and the release workflow the single ones.
 #
-#   release.sh                    check, programs, plugin $RELEASE_TARGETS, package
+#   release.sh                    check, programs, plugin $RELEASE_TARGETS, package; images if docker responds
 #   release.sh check              compare the versions of Cargo.toml, the charts and RELEASE_TAG, and check REGISTRY
 #   release.sh programs           build Krypton's programs and Helm for this machine, static; needs Linux
 #   release.sh plugin TARGET...   build kubectl-krypton for other systems, named as Rust's targets
@@ -275,11 +275,15 @@ case "${1:-} $#" in
     check
     # RELEASE_TARGETS is a list of words.
     for target in ${RELEASE_TARGETS:-}; do check_target "$target"; done
-    rm -rf "${dir:?}/programs"
+    rm -rf "${dir:?}/programs" "${dir:?}/images"
     programs
     plugin ${RELEASE_TARGETS:-}
     package
-    step "the images are not part of this: 'hack/release.sh images' builds them with docker" ;;
+    if docker version >/dev/null 2>&1; then
+      images
+    else
+      step "the images are missing: they need docker, which does not respond"
+    fi ;;
   "check 1") check ;;
   "programs 1") programs ;;
   "plugin "[2-9]) plugin "${@:2}" ;;
