@@ -33,7 +33,22 @@ use crate::statement::{self, Line, Mark};
 
 pub(crate) use edge::{connection_defect, read as read_bundle};
 
+const EXAMPLES: &str = "\
+Examples:
+  # Check the home cluster, the hub and each member
+  kubectl krypton check
+
+  # Check whether Krypton can be installed on this cluster
+  kubectl krypton check --pre
+
+  # Check whether this cluster can join with a bundle
+  kubectl krypton check --bundle NAME.yaml
+
+  # Check whether Helm may install a rendered chart
+  kubectl krypton check --manifest chart.yaml -n acme";
+
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Check {
     /// Check before an installation: the version of Kubernetes, your rights, and CRDs that exist already
     #[arg(long)]

@@ -44,18 +44,23 @@ enum Command {
     /// Check the home cluster, the hub and each member, or whether Krypton can be installed
     Check(check::Check),
     /// Stop all writes for an object except its status
+    #[command(after_help = change::PAUSE_EXAMPLES)]
     Pause(change::Change),
     /// End a pause
+    #[command(after_help = change::RESUME_EXAMPLES)]
     Resume(change::Change),
     /// Retry a failed action now, without waiting for the back-off
     Resync(change::Resync),
     /// Trust a stored Helm release that has changed since Krypton deployed it
     AcceptRelease(accept_release::AcceptRelease),
     /// Let the hub connect to clusters whose source is in another namespace than the hub's
+    #[command(after_help = change::ACCEPT_EXAMPLES)]
     Accept(change::Members),
     /// Reject the agents of clusters, and stop the hub's own access to these clusters
+    #[command(after_help = change::BAN_EXAMPLES)]
     Ban(change::Members),
     /// Revert a ban
+    #[command(after_help = change::UNBAN_EXAMPLES)]
     Unban(change::Members),
     /// Create a local kind cluster with a hub and a first Tenant, or delete it
     Quickstart(quickstart::Quickstart),

@@ -22,7 +22,22 @@ use crate::statement;
 
 use explanation::Explanation;
 
+const EXAMPLES: &str = "\
+Examples:
+  # Explain a Tenant on all of its clusters
+  kubectl krypton explain tenant NAME
+
+  # Explain a Tenant on one member, even if the Tenant exists only there
+  kubectl krypton explain tenant NAME --on MEMBER
+
+  # Explain a KryptonDeployment
+  kubectl krypton explain deployment NAME
+
+  # Explain a cluster of the fleet
+  kubectl krypton explain cluster NAME";
+
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Explain {
     #[arg(value_parser = Kind::singular(&Kind::ALL))]
     kind: KindArg,

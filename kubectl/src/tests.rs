@@ -20,6 +20,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use clap::CommandFactory as _;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -272,6 +273,29 @@ async fn help_names_default_namespace_of_each_command() {
         let help = help.to_string();
         let words: Vec<&str> = help.split_whitespace().collect();
         assert!(words.join(" ").contains(expected), "{help}");
+    }
+}
+
+#[test]
+fn help_of_each_command_has_valid_examples() {
+    for command in Cli::command().get_subcommands() {
+        let name = command.get_name();
+        let help = command.get_after_help().expect(name).to_string();
+        let examples = help.strip_prefix("Examples:\n").expect(name);
+        for example in examples.split("\n\n") {
+            let (comment, typed) = example.split_once("\n  kubectl ").expect(example);
+            assert!(comment.starts_with("  # "), "{example}");
+            // A word in capitals is a placeholder. No example has a blank between quotes.
+            let words = typed.split(' ').take_while(|word| *word != ">");
+            let is_placeholder = |word: &str| word.bytes().all(|it| it.is_ascii_uppercase());
+            let words = words.map(|word| match is_placeholder(word) {
+                true => word.to_lowercase(),
+                false => word.replace('\'', ""),
+            });
+            let matches = Cli::command().try_get_matches_from(words);
+            let matches = matches.unwrap_or_else(|error| panic!("{example}: {error}"));
+            assert_eq!(matches.subcommand_name(), Some(name), "{example}");
+        }
     }
 }
 

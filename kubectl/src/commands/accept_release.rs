@@ -14,7 +14,13 @@ use crate::error::KubectlError;
 use crate::home::Target;
 use crate::render::CommandOutput;
 
+const EXAMPLES: &str = "\
+Examples:
+  # Trust the release that the condition ReleaseTampered names
+  kubectl krypton accept-release RELEASE -n NAMESPACE";
+
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct AcceptRelease {
     /// Name of the Helm release, as the condition ReleaseTampered shows it
     #[arg(value_name = "RELEASE")]

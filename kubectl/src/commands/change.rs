@@ -11,6 +11,37 @@ use crate::home::Target;
 use crate::kind::{Kind, KindArg};
 use crate::render::{CommandOutput, text_at};
 
+pub(crate) const PAUSE_EXAMPLES: &str = "\
+Examples:
+  # Pause a Tenant
+  kubectl krypton pause tenant NAME
+
+  # Pause all Tenants of a cluster
+  kubectl krypton pause cluster NAME";
+pub(crate) const RESUME_EXAMPLES: &str = "\
+Examples:
+  # End the pause of a Tenant
+  kubectl krypton resume tenant NAME
+
+  # End the pause of a cluster
+  kubectl krypton resume cluster NAME";
+const RESYNC_EXAMPLES: &str = "\
+Examples:
+  # Retry a failed action of a Tenant
+  kubectl krypton resync tenant NAME -n NAMESPACE";
+pub(crate) const ACCEPT_EXAMPLES: &str = "\
+Examples:
+  # Let the hub connect to a cluster
+  kubectl krypton accept NAME";
+pub(crate) const BAN_EXAMPLES: &str = "\
+Examples:
+  # Ban a cluster, for example because its agent's key has leaked
+  kubectl krypton ban NAME";
+pub(crate) const UNBAN_EXAMPLES: &str = "\
+Examples:
+  # Let a banned cluster connect again
+  kubectl krypton unban NAME";
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Change {
     #[arg(value_parser = Kind::singular(&Kind::ALL))]
@@ -21,6 +52,7 @@ pub(crate) struct Change {
 }
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = RESYNC_EXAMPLES)]
 pub(crate) struct Resync {
     #[arg(value_parser = Kind::singular(&[Kind::Tenant, Kind::Deployment]))]
     kind: KindArg,

@@ -30,7 +30,28 @@ pub(crate) use clusters::clusters_table;
 pub(crate) use deployments::deployments_table;
 pub(crate) use tenants::tenants_table;
 
+const EXAMPLES: &str = "\
+Examples:
+  # List the clusters of the fleet
+  kubectl krypton get clusters
+
+  # List the Tenants of all namespaces
+  kubectl krypton get tenants -A
+
+  # Show the state of a Tenant on each of its clusters
+  kubectl krypton get tenant NAME
+
+  # List the KryptonDeployments of all namespaces
+  kubectl krypton get deployments -A
+
+  # List the Tenants that are not Ready, on all members
+  kubectl krypton get tenants --fleet --not-ready
+
+  # Print the names of the clusters
+  kubectl krypton get clusters -o jsonpath='{.items[*].metadata.name}'";
+
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Get {
     #[arg(value_parser = Kind::plural(&Kind::ALL))]
     kind: KindArg,

@@ -15,8 +15,19 @@ use crate::render::CommandOutput;
 use crate::tool::temporary_file;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+const EXAMPLES: &str = "\
+Examples:
+  # Install the hub, or upgrade it with the same values
+  kubectl krypton install hub
+
+  # Upgrade an agent
+  kubectl krypton install agent
+
+  # Install an agent that joins the fleet of a bundle
+  kubectl krypton install agent --bundle NAME.yaml";
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Install {
     /// The program to install. Its namespace is created if missing; by default krypton for the hub (--hub-namespace), and
     /// krypton-system for the agent (--namespace). To add a cluster to the fleet, use `join --agent-context`, which

@@ -28,7 +28,19 @@ use crate::program::{Program, image_of, pods_of};
 use crate::render::CommandOutput;
 use crate::{join_info, join_token};
 
+const EXAMPLES: &str = "\
+Examples:
+  # Let the cluster of a context join, and install the agent there
+  kubectl krypton join NAME --agent-context CONTEXT
+
+  # Write a join bundle to a file
+  kubectl krypton join NAME > NAME.yaml
+
+  # Let a rebuilt cluster take the name
+  kubectl krypton join NAME --replace";
+
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Join {
     /// Name of the cluster in the fleet
     #[arg(value_parser = parse_member_name)]

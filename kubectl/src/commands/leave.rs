@@ -19,9 +19,16 @@ use crate::render::{CommandOutput, one_line};
 const INTERVAL: Duration = Duration::from_secs(2);
 /// The hub adds its finalizer within a second or two.
 const FINALIZER_DEADLINE: Duration = Duration::from_secs(30);
+const EXAMPLES: &str = "\
+Examples:
+  # Remove a cluster from the fleet, and keep its releases
+  kubectl krypton leave NAME --orphan
+
+  # Uninstall the releases of a cluster, and wait until it has left
+  kubectl krypton leave NAME --uninstall --wait";
 
 #[derive(Clone, Debug, Args)]
-#[command(group(ArgGroup::new("releases").required(true)))]
+#[command(after_help = EXAMPLES, group(ArgGroup::new("releases").required(true)))]
 pub(crate) struct Leave {
     /// Name of the cluster in the fleet
     name: String,

@@ -14,7 +14,19 @@ use crate::program::Program;
 use crate::render::CommandOutput;
 use crate::running_pods;
 
+const EXAMPLES: &str = "\
+Examples:
+  # Show the filter of the leading hub
+  kubectl krypton log-level hub
+
+  # Set the level of the leading hub to debug for 10 minutes
+  kubectl krypton log-level hub debug --for 10m
+
+  # Log debug lines of an agent's reconciler for one hour
+  kubectl krypton log-level agent info,krypton_reconciler=debug --for 1h --context edge-1";
+
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct LogLevel {
     /// Program whose filter to show or change. --hub-namespace names the namespace of the hub's pods, --namespace that of
     /// the agent's. By default, they are in krypton-system, else krypton, else that of the context

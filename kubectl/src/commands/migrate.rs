@@ -37,8 +37,16 @@ finalizers of each old object and delete it:
   kubectl delete cryptoedgedeployment NAME -n NAMESPACE
 Accounts and Regions have no finalizers. You can delete them directly.
 ";
+const EXAMPLES: &str = "\
+Examples:
+  # Show what the command would create
+  kubectl krypton migrate --dry-run
+
+  # Create KryptonDeployments from the CryptoEdgeDeployments of all namespaces
+  kubectl krypton migrate";
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Migrate {
     /// Only show what the command would create
     #[arg(long)]

@@ -30,8 +30,19 @@ const TENANT_NAMESPACE: &str = "default";
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Time for kind to download the image of the node, in addition to the user's timeout.
 const DOWNLOAD_TIME: Duration = Duration::from_secs(600);
+const EXAMPLES: &str = "\
+Examples:
+  # Create a cluster with an image that you have built
+  kubectl krypton quickstart --load-image krypton-hub:VERSION
+
+  # Use your own chart instead of podinfo
+  kubectl krypton quickstart --load-image krypton-hub:VERSION --chart-repo URL --chart-name NAME
+
+  # Delete the cluster
+  kubectl krypton quickstart --delete";
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Quickstart {
     /// Name of the kind cluster. The command uses an existing one
     #[arg(long, value_name = "NAME", default_value = DEFAULT_CLUSTER, value_parser = namespace_name)]

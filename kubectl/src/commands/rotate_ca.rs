@@ -25,8 +25,16 @@ use crate::render::{CommandOutput, Table, age, one_line, or_dash};
 const SHOW_STATUS: &str = "kubectl krypton rotate-ca --status";
 /// A hub that runs accepts a request within this time.
 const ACCEPTANCE_DEADLINE: Duration = Duration::from_secs(6 * READ_INTERVAL.as_secs());
+const EXAMPLES: &str = "\
+Examples:
+  # Start a rotation
+  kubectl krypton rotate-ca
+
+  # Show the progress of a rotation
+  kubectl krypton rotate-ca --status";
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct RotateCa {
     /// Only show the progress of a rotation, and the clusters that it waits for
     #[arg(long, conflicts_with_all = ["force", "lock_out"])]

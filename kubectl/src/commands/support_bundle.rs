@@ -21,7 +21,13 @@ use contents::BundleContents;
 pub(crate) use contents::tests::unpacked;
 use reader::BundleReader;
 
+const EXAMPLES: &str = "\
+Examples:
+  # Write a support bundle of this cluster into the current folder
+  kubectl krypton support-bundle";
+
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct SupportBundle {
     /// File to create; by default krypton-support-TIME.tar.gz in the current folder. An existing file is an error
     #[arg(short, long, value_name = "FILE")]

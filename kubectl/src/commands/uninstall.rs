@@ -28,8 +28,16 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
 /// How to remove what stays.
 const RELEASES_DOCS: &str = "how-to/uninstall.md#uninstall-the-releases-too";
+const EXAMPLES: &str = "\
+Examples:
+  # Uninstall the agent of this cluster
+  kubectl krypton uninstall agent
+
+  # Uninstall the hub
+  kubectl krypton uninstall hub";
 
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Uninstall {
     /// The program to uninstall. Without --hub-namespace (hub) or --namespace (agent), the command searches krypton,
     /// krypton-system and the namespace of the context. Tenants, their releases and the CRDs stay

@@ -13,7 +13,19 @@ use crate::kind::Kind;
 use crate::objects::Scope;
 use crate::render::{CommandOutput, DocumentFormat, encode, print_now, text_at};
 
+const EXAMPLES: &str = "\
+Examples:
+  # Print the versions of this program, the hub and the agents
+  kubectl krypton version
+
+  # Print only the version of this program
+  kubectl krypton version --client
+
+  # Print the versions as JSON
+  kubectl krypton version -o json";
+
 #[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Versions {
     /// Only the version of this program; contacts no cluster
     #[arg(long)]
