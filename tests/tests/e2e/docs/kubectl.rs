@@ -82,13 +82,23 @@ fn arguments(command: &Command, is_listed: impl Fn(&Arg) -> bool) -> String {
     table(["Argument or flag", "Default", "Meaning"], &rows)
 }
 
+/// Returns the examples of the command's help as a block, without the heading and the indentation.
+fn examples(command: &Command) -> String {
+    let help = command.get_after_help().map(ToString::to_string);
+    let help = help.unwrap_or_default();
+    let lines: Vec<&str> = help.lines().skip(1).map(str::trim_start).collect();
+    format!("```sh\n{}\n```", lines.join("\n"))
+}
+
 #[test]
 fn docs_command_pages_are_current() -> Result<(), String> {
     let program = program();
     for command in commands(&program) {
+        let (effect, examples) = (help(command.get_about()), examples(command));
         let usage = command.clone().render_usage().to_string();
+        let usage = format!("```text\n{}\n```", usage.trim());
         let arguments = arguments(command, |arg| !is_common(arg));
-        let part = format!("```text\n{}\n```\n\n{arguments}", usage.trim());
+        let part = [effect, examples, usage, arguments].join("\n\n");
         check(&format!("kubectl/{}.md", command.get_name()), &part)?;
     }
     let row = |command: &Command| {
