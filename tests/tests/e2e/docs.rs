@@ -4,6 +4,8 @@ mod alerts;
 mod api;
 pub(crate) mod generated;
 mod kubectl;
+mod names;
+mod rbac;
 mod values;
 
 use krypton_tests::TestResult;

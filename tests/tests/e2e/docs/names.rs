@@ -1,0 +1,54 @@
+//! The page of annotations, labels and finalizers, compared with the sources.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use super::{all_sources, find_sources};
+use crate::docs_commands::pages::root;
+
+const PREFIX: &str = "mesh.openkcm.io/";
+
+/// Returns the names with Krypton's prefix in the constants of the crates, without the prefix.
+fn constants() -> BTreeSet<String> {
+    let mut files = Vec::new();
+    for folder in ["common", "crds", "agent", "hub", "kubectl"] {
+        find_sources(&root().join(folder), &mut files).unwrap();
+    }
+    let mut names = BTreeSet::new();
+    for file in files {
+        let text = fs::read_to_string(file).unwrap();
+        let constants = text.lines().filter(|line| line.contains("const "));
+        let values = constants.filter_map(|line| line.split('"').nth(1));
+        names.extend(values.filter_map(|value| Some(value.strip_prefix(PREFIX)?.to_owned())));
+    }
+    names
+}
+
+/// Returns the names in the first cells of the page's tables, without values.
+fn documented(page: &str) -> BTreeSet<String> {
+    let rows = page.lines().filter(|line| line.starts_with("| "));
+    let cells = rows.filter_map(|row| row.split(" | ").next());
+    let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let names = quoted.filter_map(|text| text.split([':', '=', '<']).next());
+    names
+        .map(|name| name.trim_end_matches('-').to_owned())
+        .collect()
+}
+
+#[test]
+fn docs_names_match_sources() {
+    let page = fs::read_to_string(root().join("docs/reference/annotations.md")).unwrap();
+    let (constants, documented) = (constants(), documented(&page));
+    let missing: Vec<&String> = constants.difference(&documented).collect();
+    assert!(missing.is_empty(), "not on the page: {missing:?}");
+    let chart = root().join("charts/krypton-hub/templates/rbac.yaml");
+    let sources = all_sources(&root()) + &fs::read_to_string(chart).unwrap();
+    let is_gone = |name: &&String| {
+        let is_own = !name.contains('/');
+        let prefix = if is_own { PREFIX } else { "" };
+        !sources.contains(&format!("{prefix}{name}"))
+    };
+    let gone: Vec<&String> = documented.iter().filter(is_gone).collect();
+    assert!(gone.is_empty(), "not in the sources: {gone:?}");
+    assert!(constants.len() > 30, "{}", constants.len());
+}
