@@ -177,6 +177,11 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
         }
     }
     assert!(count > 80, "{count}");
+    let sources = all_sources(&root);
+    let is_reason = |name: &&&str| name.chars().all(char::is_alphanumeric);
+    for name in documented.iter().filter(is_reason) {
+        assert!(sources.contains(&format!("\"{name}\"")), "{name} is gone");
+    }
     Ok(())
 }
 
