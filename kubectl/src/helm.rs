@@ -194,8 +194,8 @@ pub(crate) struct ChartRelease<'a> {
 
 impl ChartRelease<'_> {
     /// Installs or upgrades it and waits until it is ready. Values of an earlier installation remain. `chart` replaces
-    /// the chart in this program; `values` are Helm's own flags. Returns Helm's output. If Helm fails, the error also says
-    /// why pods are not ready.
+    /// the chart in this program; `values` are Helm's own flags. Returns Helm's output. If Helm fails, the error also
+    /// contains the causes of pods that are not ready.
     pub(crate) async fn install(
         &self,
         connection: &Connection,

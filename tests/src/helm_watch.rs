@@ -65,7 +65,7 @@ impl HelmWatch {
     }
 
     /// Returns whether a run has not ended. A killed run ends only when all its threads have, after its command line
-    /// has become empty. A run that starts meanwhile would count as concurrent.
+    /// has become empty. A run that starts in between would count as concurrent.
     pub fn is_running(&self) -> Result<bool> {
         let lock = fs::File::open(self.path("lock")).context("opening the lock of Helm runs")?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {

@@ -126,7 +126,7 @@ impl FileIdentity {
     }
 }
 
-/// What a run needs besides Helm's arguments.
+/// Parameters of a run, in addition to Helm's arguments.
 struct RunParams<'a> {
     verb: &'static str,
     release: &'a str,

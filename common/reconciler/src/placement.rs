@@ -137,7 +137,7 @@ fn decide_present(order: &PlacedTenant, tenant: &Tenant) -> PlacementStep {
     update(desired)
 }
 
-/// The API server would replace its managed fields with those of the request, which are not all.
+/// Updates the Tenant without its managed fields. The API server would replace its complete list with the request's.
 fn update(mut tenant: Tenant) -> PlacementStep {
     tenant.metadata.managed_fields = None;
     PlacementStep::Update(Box::new(tenant))

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// The text is none of the setting's words, which the message lists.
+/// The setting does not accept the text. The message lists the accepted words.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("write {0}")]
 pub struct UnknownWord(String);

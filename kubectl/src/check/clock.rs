@@ -1,4 +1,4 @@
-//! Compares the clock of an API server with those of this machine and of the leading hub.
+//! Compares the clocks of an API server, this machine and the leading hub.
 
 use hyper::Request;
 use hyper::header::DATE;

@@ -268,7 +268,7 @@ fn chart_flags(image: Option<&str>, values: &ChartValues) -> Vec<[String; 2]> {
     flags
 }
 
-/// What to do if the agent's image is not found, unless the registry is known.
+/// Returns the fix if the agent's image is not found, or `None` if the registry is known.
 fn hint_at_registry(join: &Join, image: Option<&str>) -> Option<&'static str> {
     let is_known = image.is_some()
         || join.chart.is_some()

@@ -183,7 +183,7 @@ impl Simulation {
         self.reset_lost_helm_requests();
     }
 
-    /// Handles the next event, unless it is later than `limit`. Returns false if there is none.
+    /// Handles the next event up to `limit`. Returns false if no event is due by then.
     pub fn handle_next_event(&mut self, limit: Millis) -> bool {
         let Some((at, event)) = self.queue.pop(limit) else {
             return false;

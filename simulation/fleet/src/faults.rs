@@ -1,8 +1,8 @@
 //! Carries out the actions of a plan in a simulation, and reports each as [`Event::Fault`] in the text form of the
 //! plan.
 //!
-//! The stage passes `--tenant-values` and `--chart-values-from` with [`VALUES_CONFIG_MAP`] to the hub, reads
-//! [`chart_version`] at each start of a hub, and creates the namespace [`crate::plan::TENANT_NAMESPACE`] on each
+//! The stage passes `--tenant-values` and `--chart-values-from` with [`VALUES_CONFIG_MAP`] to the hub, and reads
+//! [`chart_version`] at each start of a hub. It creates the namespace [`crate::plan::TENANT_NAMESPACE`] on each
 //! cluster. It creates the first Tenants with [`apply`] from [`crate::plan::Settings::tenant_creations`], because the
 //! oracles record the requests of [`PEOPLE`]. Secrets with kubeconfigs are in the hub's namespace, have the edge
 //! cluster's name, and the labels of [`krypton_types::names::DISCOVERY_LABEL`] and

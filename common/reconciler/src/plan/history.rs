@@ -1,7 +1,7 @@
 //! The last revisions of a Tenant's release, for its status.
 //!
-//! The history depends only on the recorded one, on the revisions that Helm has, and on the Tenant's managed fields, so
-//! a restart does not change it. The history after itself is the same: otherwise, each status write would cause another one.
+//! The history depends only on the recorded history, Helm's revisions and the Tenant's managed fields, so a restart
+//! does not change it. The history after itself is the same: otherwise, each status write would cause another one.
 
 mod actors;
 

@@ -219,9 +219,9 @@ pub async fn from_kubeconfig(
     })
 }
 
-/// Builds the configuration as kube does, but ignores the environment. The kube crate also applies
-/// HTTPS_PROXY, which hub and agent use only for chart repositories and the connection between them, and fails on an
-/// invalid NO_PROXY. A user's program adds [`environment_proxy`].
+/// Builds the configuration as kube does, but ignores the environment. The kube crate also applies HTTPS_PROXY, and
+/// fails on an invalid NO_PROXY. Hub and agent use HTTPS_PROXY only for chart repositories and their own connection. A
+/// user's program adds [`environment_proxy`].
 fn build_config(
     kubeconfig: &Kubeconfig,
     context: &Context,

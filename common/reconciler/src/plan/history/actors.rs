@@ -66,7 +66,7 @@ impl<'a> Actors<'a> {
 }
 
 /// Whether the manager's last change can have caused the revision, because it happened after the previous one. A
-/// manager that only removed fields owns none, so the earlier change of another one must not count. All times are in
+/// manager that only removed fields owns none, so an earlier change of another manager must not count. All times are in
 /// whole seconds, by the clock of the API server.
 fn is_between(manager: &FieldManager<'_>, since: Option<&Revision>, revision: &Revision) -> bool {
     let second = manager.time.as_second();
