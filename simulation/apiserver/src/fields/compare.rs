@@ -1,6 +1,6 @@
 //! The fields in which two objects differ.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -59,6 +59,10 @@ struct Comparer<'a> {
 
 impl Comparer<'_> {
     fn compare_values(&mut self, ty: &Type, before: Option<&Value>, after: Option<&Value>) {
+        // A write changes a small part of an object.
+        if before.is_some() && before == after {
+            return;
+        }
         let shapes = (self.schema.shape(ty, before), self.schema.shape(ty, after));
         let is_leaf = match (before, after) {
             (None, None) => return,
@@ -115,14 +119,11 @@ impl Comparer<'_> {
         before: Option<&Map<String, Value>>,
         after: Option<&Map<String, Value>>,
     ) {
-        let get = |fields: Option<&'_ Map<String, Value>>, name: &str| -> Option<Value> {
-            fields.and_then(|fields| fields.get(name)).cloned()
-        };
         let names = before.into_iter().chain(after).flat_map(Map::keys);
-        for name in names.collect::<std::collections::BTreeSet<_>>() {
-            let (before, after) = (get(before, name), get(after, name));
+        for name in names.collect::<BTreeSet<_>>() {
+            let [before, after] = [before, after].map(|fields| fields?.get(name));
             self.path.push(PathElement::Field(name.clone()));
-            self.compare_values(field_type(structure, name), before.as_ref(), after.as_ref());
+            self.compare_values(field_type(structure, name), before, after);
             self.path.pop();
         }
     }

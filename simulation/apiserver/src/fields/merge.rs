@@ -1,6 +1,6 @@
 //! Merges a configuration into an object, and removes fields from an object.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -36,12 +36,9 @@ impl Schema {
                 }
                 let mut merged = Map::new();
                 let names = live.into_iter().chain(applied).flat_map(Map::keys);
-                for name in names {
-                    let get = |fields: Option<&'_ Map<String, Value>>| {
-                        fields.and_then(|fields| fields.get(name)).cloned()
-                    };
-                    let ty = field_type(structure, name);
-                    let value = self.merge_values(ty, get(live).as_ref(), get(applied).as_ref());
+                for name in names.collect::<BTreeSet<_>>() {
+                    let [live, applied] = [live, applied].map(|fields| fields?.get(name));
+                    let value = self.merge_values(field_type(structure, name), live, applied);
                     merged.extend(value.map(|value| (name.clone(), value)));
                 }
                 Some(Value::Object(merged))
