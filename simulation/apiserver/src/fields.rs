@@ -13,6 +13,8 @@ mod set;
 #[cfg(test)]
 mod tests;
 
+use std::sync::LazyLock;
+
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -124,13 +126,14 @@ pub fn apply(
         merged = prune(schema, &merged, &managers, &applied, &previous.set);
     }
     let comparison = schema.compare(&base, &merged).without(&ignored);
+    let written = comparison.written();
     if !force {
-        check_conflicts(&managers, &comparison.written())?;
+        check_conflicts(&managers, &written)?;
     }
     for entry in managers.0.values_mut() {
         entry.set = entry
             .set
-            .difference(&comparison.written())
+            .difference(&written)
             .difference(&comparison.removed);
     }
     let time = match base == merged {
@@ -141,7 +144,7 @@ pub fn apply(
     managers.0.insert(
         id,
         ManagerEntry {
-            set: applied.difference(&unowned_fields()),
+            set: applied.difference(&UNOWNED_FIELDS),
             api_version,
             time,
         },
@@ -215,7 +218,7 @@ impl Writer<'_> {
 }
 
 /// Fields that no manager owns.
-fn unowned_fields() -> FieldSet {
+static UNOWNED_FIELDS: LazyLock<FieldSet> = LazyLock::new(|| {
     FieldSet::from_paths(&[
         &["apiVersion"],
         &["kind"],
@@ -230,7 +233,7 @@ fn unowned_fields() -> FieldSet {
         &["metadata", "managedFields"],
         &["metadata", "resourceVersion"],
     ])
-}
+});
 
 fn check_configuration(configuration: &Value, writer: &Writer<'_>) -> Result<(), ApplyError> {
     let version = configuration
@@ -274,9 +277,8 @@ fn without_managers(schema: &Schema, live: Option<&Value>) -> Value {
     let Some(live) = live else {
         return schema.empty();
     };
-    let mut live = live.clone();
+    let mut live = managers::without_managed_fields(live);
     schema.complete(&mut live);
-    Managers::default().write(&mut live);
     live
 }
 
@@ -357,7 +359,7 @@ fn assign_changed_fields(
             .difference(&written)
             .difference(&comparison.removed);
     }
-    let mut set = written.difference(&unowned_fields());
+    let mut set = written.difference(&UNOWNED_FIELDS);
     if !set.is_empty() {
         let id = writer.id(Operation::Update);
         if let Some(previous) = managers.0.get(&id) {

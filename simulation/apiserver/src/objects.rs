@@ -499,13 +499,12 @@ fn add_policy_finalizer(options: &Value, next: &mut Value) {
 /// Whether the change increments `metadata.generation`.
 fn increments_generation(kind: &Kind, previous: &Value, next: &Value) -> bool {
     let has_changed_outside = |ignored: &[&str]| {
-        let fields = |object: &Value| -> Vec<(String, Value)> {
-            let map = object.as_object().into_iter().flatten();
-            let map = map.filter(|(name, _)| !ignored.contains(&name.as_str()));
-            map.map(|(name, value)| (name.clone(), value.clone()))
-                .collect()
-        };
-        fields(previous) != fields(next)
+        let is_relevant = |(name, _): &(&String, &Value)| !ignored.contains(&name.as_str());
+        let [previous, next] = [previous, next].map(|object| {
+            let fields = object.as_object().into_iter().flatten();
+            fields.filter(is_relevant)
+        });
+        !previous.eq(next)
     };
     match kind.generation {
         Generation::None => false,
@@ -520,20 +519,40 @@ fn increments_generation(kind: &Kind, previous: &Value, next: &Value) -> bool {
 
 /// Whether nothing changed, except times of managed fields.
 fn is_unchanged(previous: &Value, next: &Value) -> bool {
-    if previous == next {
-        return true;
-    }
-    let without_times = |object: &Value| {
-        let mut object = object.clone();
-        if let Some(managed) = object["metadata"]["managedFields"].as_array_mut() {
-            for entry in managed.iter_mut().filter_map(Value::as_object_mut) {
-                entry.remove("time");
-            }
+    let without_times = |managed: &Value| {
+        let mut managed = managed.clone();
+        let entries = managed.as_array_mut().into_iter().flatten();
+        for entry in entries.filter_map(Value::as_object_mut) {
+            entry.remove("time");
         }
-        object
+        managed
     };
-    let field_count = |object: &Value| object.as_object().map(serde_json::Map::len);
-    field_count(previous) == field_count(next) && without_times(previous) == without_times(next)
+    have_equal_fields(previous, next, |name, previous, next| {
+        name == "metadata" || previous == next
+    }) && have_equal_fields(
+        &previous["metadata"],
+        &next["metadata"],
+        |name, previous, next| {
+            previous == next
+                || name == "managedFields" && without_times(previous) == without_times(next)
+        },
+    )
+}
+
+/// Whether two objects have the same fields, with values that `are_equal` accepts.
+fn have_equal_fields(
+    one: &Value,
+    other: &Value,
+    are_equal: impl Fn(&str, &Value, &Value) -> bool,
+) -> bool {
+    let (Some(fields), Some(others)) = (one.as_object(), other.as_object()) else {
+        return one == other;
+    };
+    let is_equal = |(name, value): (&String, &Value)| {
+        let other = others.get(name);
+        other.is_some_and(|other| are_equal(name, value, other))
+    };
+    fields.len() == others.len() && fields.iter().all(is_equal)
 }
 
 /// Whether a terminating object has lost its last finalizer.

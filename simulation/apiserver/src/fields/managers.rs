@@ -71,6 +71,25 @@ fn is_reset(object: &Value, built_in: bool) -> bool {
     }
 }
 
+/// Returns a copy of an object without `managedFields`, which are often the largest part.
+pub(super) fn without_managed_fields(object: &Value) -> Value {
+    let Value::Object(fields) = object else {
+        return object.clone();
+    };
+    let copies = fields.iter().map(|(name, value)| {
+        let value = match value {
+            Value::Object(metadata) if name == "metadata" => {
+                let others = metadata.iter().filter(|(name, _)| *name != "managedFields");
+                let others = others.map(|(name, value)| (name.clone(), value.clone()));
+                Value::Object(others.collect())
+            }
+            value => value.clone(),
+        };
+        (name.clone(), value)
+    });
+    Value::Object(copies.collect())
+}
+
 fn managed_fields(object: &Value) -> &[Value] {
     let entries = object.pointer("/metadata/managedFields");
     entries.and_then(Value::as_array).map_or(&[], Vec::as_slice)
@@ -184,12 +203,10 @@ impl Managers {
 
     /// Returns whether the managers own the same fields, at any times.
     pub(super) fn has_same_fields(&self, other: &Self) -> bool {
-        let without_times = |managers: &Self| {
-            let mut managers = managers.clone();
-            managers.0.values_mut().for_each(|entry| entry.time = None);
-            managers
-        };
-        without_times(self) == without_times(other)
+        let mut entries = self.0.values().zip(other.0.values());
+        self.0.keys().eq(other.0.keys())
+            && entries
+                .all(|(one, other)| one.set == other.set && one.api_version == other.api_version)
     }
 
     pub(super) fn remove_empty(&mut self) {

@@ -401,7 +401,7 @@ proptest! {
         let remaining = remaining.unwrap();
         prop_assert!(fields_owned_by(&remaining, "helm").is_empty());
         prop_assert_eq!(&fields_owned_by(&remaining, "creator"), &theirs);
-        let fields = schema.valid_fields(&remaining).difference(&unowned_fields());
+        let fields = schema.valid_fields(&remaining).difference(&UNOWNED_FIELDS);
         let all = schema.with_structures(&fields);
         let theirs = schema.with_structures(&theirs);
         prop_assert!(fields.difference(&theirs).is_empty(), "{remaining}");

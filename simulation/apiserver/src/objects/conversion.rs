@@ -96,6 +96,9 @@ pub(crate) fn strict_problem(unknown: &[String]) -> String {
 
 /// Collects the paths of the fields that the decoder has dropped.
 fn unknown_fields(input: &Value, decoded: &Value, path: &str, unknown: &mut Vec<String>) {
+    if input == decoded {
+        return;
+    }
     let join = |name: &str| match path {
         "" => name.to_owned(),
         path => format!("{path}.{name}"),
