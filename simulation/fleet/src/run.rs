@@ -43,6 +43,7 @@ pub fn run(plan: &Plan, trace: &mut dyn FnMut(&Observation)) -> std::io::Result<
         simulation: Simulation::new(plan.seed)?,
         oracles: Oracles::new(plan),
         coverage: Coverage::default(),
+        changes: 0,
         trace,
     };
     let violation = runner.run_phases().err();
@@ -58,6 +59,8 @@ struct Runner<'a> {
     simulation: Simulation,
     oracles: Oracles,
     coverage: Coverage,
+    /// Number of changes of objects so far.
+    changes: u64,
     trace: &'a mut dyn FnMut(&Observation),
 }
 
@@ -155,14 +158,20 @@ impl Runner<'_> {
         is_reached: impl Fn(&Simulation) -> bool,
     ) -> Result<(), Violation> {
         let limit = self.simulation.now() + timeout;
-        while !is_reached(&self.simulation) {
+        // A goal is a state of objects, so only a change of one reaches it.
+        let mut last_check = None;
+        loop {
+            if last_check.replace(self.changes) != Some(self.changes)
+                && is_reached(&self.simulation)
+            {
+                return Ok(());
+            }
             if !self.simulation.handle_next_event(limit) {
                 let text = format!("not within {} s: {goal}", timeout / SECOND);
                 return Err(self.start_violation(text));
             }
             self.process_observations()?;
         }
-        Ok(())
     }
 
     fn advance(&mut self, length: Millis) -> Result<(), Violation> {
@@ -178,6 +187,7 @@ impl Runner<'_> {
     fn process_observations(&mut self) -> Result<(), Violation> {
         for observation in self.simulation.take_observations() {
             (self.trace)(&observation);
+            self.changes += u64::from(matches!(observation.event, Event::Change { .. }));
             self.coverage.record(&observation);
             if let Event::Responded {
                 code: 501, path, ..
