@@ -266,9 +266,12 @@ impl Oracle for HelmRunsToItsEnd {
     }
 
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        for host in view.settings.hosts() {
-            let unexpected = self.unexpected.entry(host.clone()).or_default();
-            unexpected.observe(observation, |action| leaves_helm_running(action, &host));
+        let is_fault = matches!(observation.event, Event::Fault { .. });
+        if is_fault || self.unexpected.is_empty() {
+            for host in view.settings.hosts() {
+                let unexpected = self.unexpected.entry(host.clone()).or_default();
+                unexpected.observe(observation, |action| leaves_helm_running(action, &host));
+            }
         }
         if let Some(Action::Stop { host, .. }) = reported_action(observation) {
             self.sigterms.insert(host, observation.at);

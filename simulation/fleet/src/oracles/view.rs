@@ -386,27 +386,31 @@ pub(crate) fn is_placed_copy(tenant: &Value) -> bool {
 }
 
 pub(crate) fn is_terminating(object: &Value) -> bool {
-    object.pointer("/metadata/deletionTimestamp").is_some()
+    field(object, "/metadata/deletionTimestamp").is_some()
+}
+
+/// Returns the field at a JSON pointer without escapes and numbers. Unlike [`Value::pointer`], it copies no names.
+fn field<'a>(object: &'a Value, pointer: &str) -> Option<&'a Value> {
+    let mut names = pointer.split('/').skip(1);
+    names.try_fold(object, |value, name| value.get(name))
 }
 
 /// Text at a JSON pointer, or an empty text.
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    let text = object.pointer(pointer).and_then(Value::as_str);
+    let text = field(object, pointer).and_then(Value::as_str);
     text.unwrap_or_default()
 }
 
 pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    object.pointer("/metadata/annotations")?.get(key)?.as_str()
+    field(object, "/metadata/annotations")?.get(key)?.as_str()
 }
 
 pub(crate) fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    object.pointer("/metadata/labels")?.get(key)?.as_str()
+    field(object, "/metadata/labels")?.get(key)?.as_str()
 }
 
 pub(crate) fn has_finalizer(object: &Value, name: &str) -> bool {
-    let finalizers = object
-        .pointer("/metadata/finalizers")
-        .and_then(Value::as_array);
+    let finalizers = field(object, "/metadata/finalizers").and_then(Value::as_array);
     finalizers
         .into_iter()
         .flatten()
@@ -423,7 +427,7 @@ pub(crate) fn revision_number(secret: &Value) -> Option<u32> {
 }
 
 pub(crate) fn number(object: &Value, pointer: &str) -> Option<u64> {
-    object.pointer(pointer)?.as_u64()
+    field(object, pointer)?.as_u64()
 }
 
 /// The cluster, the change, and the object before and after, if the change replaced an object.
@@ -488,6 +492,6 @@ pub(crate) fn condition<'a>(object: &'a Value, kind: &str) -> Option<(&'a str, &
 }
 
 fn find_condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
-    let mut conditions = object.pointer("/status/conditions")?.as_array()?.iter();
+    let mut conditions = field(object, "/status/conditions")?.as_array()?.iter();
     conditions.find(|condition| text(condition, "/type") == kind)
 }

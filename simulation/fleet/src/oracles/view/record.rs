@@ -318,12 +318,14 @@ fn differs_only_in_status(before: Option<&Value>, after: Option<&Value>) -> bool
     let (Some(before), Some(after)) = (before, after) else {
         return false;
     };
-    let metadata = ["uid", "deletionTimestamp", "labels", "annotations"];
-    let pointers = metadata.map(|field| format!("/metadata/{field}"));
+    let is_same = |name: &str| {
+        let [before, after] = [before, after].map(|object| object.get("metadata")?.get(name));
+        before == after
+    };
     before.get("spec") == after.get("spec")
-        && pointers
-            .iter()
-            .all(|pointer| before.pointer(pointer) == after.pointer(pointer))
+        && ["uid", "deletionTimestamp", "labels", "annotations"]
+            .into_iter()
+            .all(is_same)
 }
 
 /// Splits a release name into its owner and the member.
