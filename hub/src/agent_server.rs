@@ -5,6 +5,7 @@ mod byte_limit;
 mod connection_limiter;
 mod enrollment_audit;
 mod enrollment_limit;
+mod enrollment_result;
 pub mod enrollment_service;
 pub mod fleet_service;
 pub mod join_info;

@@ -8,7 +8,7 @@ use krypton_proto::v1::EnrollRequest;
 use krypton_types::error_chain::chain;
 use krypton_types::join_token::public_part;
 
-use crate::agent_server::enrollment_service::{AcceptedEnrollment, EnrollmentError};
+use crate::agent_server::enrollment_result::{AcceptedEnrollment, EnrollmentError};
 use crate::home_events::{HomeEvents, MemberEvent};
 use crate::members::MemberRegistry;
 use crate::observe::metrics::{EnrollmentOutcome, SessionMetrics};

@@ -19,16 +19,15 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Error as KubeError};
 use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
-use thiserror::Error;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 use zeroize::Zeroize as _;
 
-use crate::agent_server::join_token::{self, TokenDecision, TokenError, TokenRefusal};
+use crate::agent_server::join_token::{self, TokenDecision, TokenRefusal};
 use crate::agent_server::listener::Peer;
 use crate::ca::{
-    AgentCertificate, AuthorityError, CurrentAuthority, REQUEST_MAX_BYTES, RequestError,
-    public_key_digest, read_agent_certificate,
+    AgentCertificate, AuthorityError, CurrentAuthority, REQUEST_MAX_BYTES, public_key_digest,
+    read_agent_certificate,
 };
 use crate::leader::Leader;
 use crate::members::agent_keys::{self, NotRenewed};
@@ -36,7 +35,8 @@ use crate::members::agent_keys::{self, NotRenewed};
 pub use crate::agent_server::enrollment_audit::{EnrollmentAudit, reason};
 
 use crate::agent_server::enrollment_audit::EnrollmentAttempt;
-use crate::agent_server::enrollment_limit::{EnrollmentLimiter, LimitExceeded};
+use crate::agent_server::enrollment_limit::EnrollmentLimiter;
+use crate::agent_server::enrollment_result::{AcceptedEnrollment, EnrollmentError};
 
 /// The certificate request and the other fields, which are small.
 const MESSAGE_MAX: usize = REQUEST_MAX_BYTES + 4096;
@@ -49,108 +49,6 @@ const TRIES: usize = 3;
 const STATUS_TRIES: usize = 5;
 /// A Kubernetes UID has 36 characters.
 const UID_MAX: usize = 64;
-
-/// Why an enrollment failed. The agent receives the `Display` text.
-#[derive(Debug, Error)]
-pub(crate) enum EnrollmentError {
-    #[error("the hub is busy with other enrollments; retry later")]
-    Busy,
-    #[error(
-        "too many failed enrollments from {}; retry in {} s", .0.caller, .0.wait.as_secs() + 1
-    )]
-    Throttled(LimitExceeded),
-    #[error("the home cluster did not respond to the hub within {} s; retry later", DEADLINE.as_secs())]
-    Deadline,
-    #[error("the hub could not read or mark the join token; retry later, or see the hub's log")]
-    Token(#[source] TokenError),
-    #[error(
-        "the hub could not read, create or update EdgeCluster {cluster}; retry later, or see the hub's log"
-    )]
-    EdgeCluster {
-        cluster: String,
-        #[source]
-        source: KubeError,
-    },
-    #[error("EdgeCluster {cluster} keeps changing; retry later")]
-    TooManyConflicts { cluster: String },
-    #[error("the EdgeCluster {cluster} is being deleted; the cluster can join when it is gone")]
-    BeingDeleted { cluster: String },
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    #[error("the UID of the cluster's namespace kube-system is missing or invalid")]
-    ClusterUid,
-    #[error(transparent)]
-    Refused(#[from] TokenRefusal),
-    #[error(
-        "the join token is for {cluster:?}, which is an invalid or reserved name; run 'kubectl krypton join NAME' with another name"
-    )]
-    Name { cluster: String },
-    #[error(
-        "cluster {cluster} is banned; set spec.banned of its EdgeCluster to false and start the agent again"
-    )]
-    Banned { cluster: String },
-    #[error(
-        "member {cluster} is bound to a different cluster; if you rebuilt the cluster, run 'kubectl krypton join {cluster} --replace'"
-    )]
-    AnotherCluster { cluster: String },
-    #[error("the hub has just issued another certificate for this key; the agent retries")]
-    Renewing,
-    #[error("a newer key has replaced that of this agent's certificate")]
-    Replaced,
-    #[error("the hub could not sign the certificate; see the hub's log")]
-    Sign(#[source] AuthorityError),
-}
-
-impl EnrollmentError {
-    fn status(&self) -> Status {
-        let message = self.to_string();
-        match self {
-            Self::Busy | Self::Throttled(_) | Self::Renewing => Status::resource_exhausted(message),
-            Self::Deadline
-            | Self::Token(_)
-            | Self::EdgeCluster { .. }
-            | Self::TooManyConflicts { .. }
-            | Self::BeingDeleted { .. }
-            | Self::Replaced => Status::unavailable(message),
-            Self::Request(_) | Self::ClusterUid => Status::invalid_argument(message),
-            Self::Refused(_) | Self::Banned { .. } => Status::permission_denied(message),
-            Self::Name { .. } | Self::AnotherCluster { .. } => Status::failed_precondition(message),
-            Self::Sign(_) => Status::internal(message),
-        }
-    }
-
-    /// Whether the caller is at fault: a guess, or a credential that is not valid here.
-    pub(crate) fn is_refusal(&self) -> bool {
-        self.refusal_action().is_some()
-    }
-
-    /// Whether the failure counts against the caller's rate limit.
-    fn counts_against_limit(&self) -> bool {
-        self.is_refusal() || matches!(self, Self::Throttled(_))
-    }
-
-    /// Returns the action of the event. Events with the same action and member are aggregated.
-    pub(crate) fn refusal_action(&self) -> Option<&'static str> {
-        Some(match self {
-            Self::Refused(refusal) => refusal.event_action(),
-            Self::Request(_) => "RequestInvalid",
-            Self::ClusterUid => "ClusterUIDInvalid",
-            Self::Name { .. } => "NameInvalid",
-            Self::Banned { .. } => "Banned",
-            Self::AnotherCluster { .. } => "AnotherCluster",
-            Self::Busy
-            | Self::Throttled(_)
-            | Self::Renewing
-            | Self::Replaced
-            | Self::Deadline
-            | Self::Token(_)
-            | Self::EdgeCluster { .. }
-            | Self::TooManyConflicts { .. }
-            | Self::BeingDeleted { .. }
-            | Self::Sign(_) => return None,
-        })
-    }
-}
 
 /// Issues certificates to agents.
 pub struct EnrollmentService {
@@ -309,17 +207,8 @@ impl EnrollmentService {
         };
         tokio::time::timeout(DEADLINE, self.admit(request, attempt, clock::wall()))
             .await
-            .unwrap_or(Err(EnrollmentError::Deadline))
+            .unwrap_or(Err(EnrollmentError::Deadline(DEADLINE)))
     }
-}
-
-/// An accepted enrollment.
-pub(crate) struct AcceptedEnrollment {
-    pub(crate) cluster: String,
-    pub(crate) again: bool,
-    certificates: Vec<CertificateDer<'static>>,
-    /// The roots at the time of signing.
-    roots: Vec<CertificateDer<'static>>,
 }
 
 #[tonic::async_trait]
@@ -525,6 +414,7 @@ mod tests {
     use tonic::Code;
 
     use super::*;
+    use crate::agent_server::join_token::TokenError;
 
     fn edge_cluster(uid: Option<&str>) -> EdgeCluster {
         let mut object = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
