@@ -11,6 +11,7 @@ pub mod fleet_service;
 pub mod join_info;
 pub mod join_token;
 pub mod listener;
+pub mod metrics;
 pub mod session;
 mod tls_connection;
 

@@ -34,6 +34,7 @@ use krypton_agent::session::{self, Link, Session};
 use krypton_helm::chart::ChartCache;
 use krypton_hub::agent_server::fleet_service::FleetService;
 use krypton_hub::agent_server::listener;
+use krypton_hub::agent_server::metrics::{MessageLabels, SessionMetrics};
 use krypton_hub::agent_server::session::Sessions;
 use krypton_hub::ca::{Authority, CurrentAuthority};
 use krypton_hub::edgecluster::publisher::{DesiredStatePublisher, MemberInputs, MemberOrder};
@@ -42,7 +43,6 @@ use krypton_hub::leader::Leader;
 use krypton_hub::members::MemberRegistry;
 use krypton_hub::members::observation::MemberObservation;
 use krypton_hub::members::tenant_reports::TenantReports;
-use krypton_hub::observe::metrics::{MessageLabels, SessionMetrics};
 use krypton_proto::v1::{
     AgentMessage, Hello, HubMessage, RenewRequest, agent_message::Kind as FromAgent,
     hub_message::Kind as FromHub,

@@ -9,9 +9,9 @@ use krypton_types::error_chain::chain;
 use krypton_types::join_token::public_part;
 
 use crate::agent_server::enrollment_result::{AcceptedEnrollment, EnrollmentError};
+use crate::agent_server::metrics::{EnrollmentOutcome, SessionMetrics};
 use crate::home_events::{HomeEvents, MemberEvent};
 use crate::members::MemberRegistry;
-use crate::observe::metrics::{EnrollmentOutcome, SessionMetrics};
 
 /// Longest text of a caller in a record.
 const MAX_CHARS: usize = 64;

@@ -33,7 +33,6 @@ use tonic::transport::Server;
 use crate::ca::{
     Authority, AuthorityError, CurrentAuthority, HUB_CERTIFICATE_LIFE, read_agent_certificate,
 };
-use crate::observe::metrics::{PortMetrics, SessionMetrics};
 
 use crate::agent_server::anonymous_connections::{
     AnonymousConnections, ExceededLimit, RequestReceived,
@@ -42,6 +41,7 @@ use crate::agent_server::byte_limit::MeteredStream;
 use crate::agent_server::connection_limiter::{
     AddressBudget, ConnectionLimiter, MemberBudget, address_key,
 };
+use crate::agent_server::metrics::{PortMetrics, SessionMetrics};
 pub use crate::agent_server::tls_connection::{Connection, Peer};
 use crate::agent_server::tls_connection::{ConnectionLifetime, HeldSlots, UnauthenticatedSlot};
 
@@ -348,10 +348,6 @@ enum ConnectionRefusal {
     #[error("cluster {cluster} has {limit} connections already")]
     TooManyOfMember { cluster: String, limit: usize },
 }
-
-/// All values that [`ConnectionRefusal::reason`] may return.
-pub(crate) const REFUSAL_REASONS: [&str; 5] =
-    ["slow", "handshake", "unauthenticated", "address", "member"];
 
 impl ConnectionRefusal {
     /// Returns the label value for the metric.

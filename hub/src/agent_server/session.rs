@@ -32,6 +32,7 @@ use tracing::Instrument as _;
 
 pub use self::admission::admit;
 use self::admission::{check_admission, check_cluster, clock_state, expired, untrusted_root};
+use crate::agent_server::metrics::{MessageLabels, SessionMetrics};
 use crate::ca::{AgentCertificate, Authority};
 use crate::home_events::{HomeEvents, MemberEvent};
 use crate::leader::Leader;
@@ -41,7 +42,6 @@ use crate::members::deployment_orders::DEPLOYMENTS_MAX;
 use crate::members::member::{MESSAGE_COST, Member, PublishedState};
 use crate::members::placement_orders::PLACED_MAX;
 use crate::members::tenant_reports::TENANTS_MAX;
-use crate::observe::metrics::{MessageLabels, SessionMetrics};
 
 /// Deadline for the first message.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);

@@ -14,6 +14,7 @@ use krypton_runtime::watchdog::Watchdog;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
+use crate::agent_server::metrics::SessionMetrics;
 use crate::args::{ProviderKind, Settings};
 use crate::chart::{credentials, helm_credentials};
 use crate::discovery::cluster_profile::ProfileAccess;
@@ -21,7 +22,6 @@ use crate::discovery::cluster_profile::provider_file::ProviderFile;
 use crate::members::MemberRegistry;
 use crate::members::tenant_reports::TenantReports;
 use crate::observe::member_metrics::FleetView;
-use crate::observe::metrics::SessionMetrics;
 
 /// Helm, the charts, and the folders that both use.
 pub(super) struct Engine {

@@ -338,8 +338,9 @@ mod tests {
     use prometheus_client::encoding::text::encode;
 
     use super::*;
+    use crate::agent_server::metrics::{EnrollmentOutcome, SessionMetrics};
     use crate::leader::LeaderState;
-    use crate::observe::metrics::{EnrollmentOutcome, SessionMetrics, registry};
+    use crate::observe::metrics::registry;
 
     fn version(generation: u64) -> Version {
         Version {

@@ -13,11 +13,11 @@ use krypton_hub::agent_server::enrollment_service::{EnrollmentAudit, EnrollmentS
 use krypton_hub::agent_server::join_info::publish as publish_join_info;
 use krypton_hub::agent_server::join_token::{self, TokenRefusal};
 use krypton_hub::agent_server::listener::Peer;
+use krypton_hub::agent_server::metrics::SessionMetrics;
 use krypton_hub::ca::{Authority, AuthorityError, CurrentAuthority, read_agent_certificate};
 use krypton_hub::home_events::HomeEvents;
 use krypton_hub::leader::Leader;
 use krypton_hub::members::MemberRegistry;
-use krypton_hub::observe::metrics::SessionMetrics;
 use krypton_kubectl::Connection;
 use krypton_kubectl::join_info;
 use krypton_kubectl::join_token::create as create_token;

@@ -20,13 +20,14 @@ use krypton_helm::{
     driver::{Helm, HelmConfig, Supervisor},
 };
 use krypton_hub::{
-    agent_server::{fleet_service::FleetService, listener, session::Sessions},
+    agent_server::{
+        fleet_service::FleetService, listener, metrics::SessionMetrics, session::Sessions,
+    },
     ca::{Authority, CurrentAuthority},
     edgecluster::publisher::{DesiredStatePublisher, MemberInputs, MemberOrder},
     home_events::HomeEvents,
     leader::Leader,
     members::{MemberRegistry, arbiter::ReporterId, member::PublishedState},
-    observe::metrics::SessionMetrics,
 };
 use krypton_reconciler::{
     drift::DriftMetrics,

@@ -9,12 +9,13 @@ use krypton_agent::{
 };
 use krypton_crds::edge_cluster::Mode;
 use krypton_hub::{
+    agent_server::metrics::SessionMetrics,
     edgecluster::FleetChart,
     leader::{Leader, LeaderState},
     members::{member::PublishedState, tenant_reports::TenantReportChanges},
     observe::{
         member_metrics::{FleetView, HomeState},
-        metrics::{SessionMetrics, registry},
+        metrics::registry,
     },
 };
 use krypton_reconciler::{drift::DriftMetrics, metrics::WorkMetrics};
