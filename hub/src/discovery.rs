@@ -115,6 +115,9 @@ impl fmt::Display for Origin {
     }
 }
 
+/// A source and its requested member name.
+pub type NamedOrigin = (String, Origin);
+
 /// Why a discovered cluster has no usable access. `reason` is a reason of `TargetClusterResolved`.
 /// `message` names the object and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]

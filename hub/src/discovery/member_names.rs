@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use krypton_crds::edge_cluster::SourceRef;
 
-use super::register::Entry;
-use super::{Origin, RunningProvider, Source};
+use super::{NamedOrigin, Origin, RunningProvider, Source};
 
 /// The name of the existing or deleted EdgeCluster of each source.
 pub(super) struct MemberNames<'a>(BTreeMap<Origin, Vec<&'a str>>);
@@ -14,7 +13,7 @@ pub(super) struct MemberNames<'a>(BTreeMap<Origin, Vec<&'a str>>);
 impl<'a> MemberNames<'a> {
     pub(super) fn new(
         bound: &'a BTreeMap<String, Option<SourceRef>>,
-        dismissed: &'a BTreeSet<Entry>,
+        dismissed: &'a BTreeSet<NamedOrigin>,
     ) -> Self {
         let bound = bound.iter().filter_map(|(name, source)| {
             let origin = Origin::from_source_ref(source.as_ref()?)?;

@@ -10,8 +10,7 @@ use krypton_types::conditions::reason;
 use krypton_types::names;
 
 use super::member_names::MemberNames;
-use super::register::Entry;
-use super::{Origin, RunningProvider, Source, SourceKind, Unresolved};
+use super::{NamedOrigin, Origin, RunningProvider, Source, SourceKind, Unresolved};
 
 /// Why a source is not a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +91,7 @@ pub struct BindingInput<'a> {
     /// The existing EdgeClusters, each with its source.
     pub bound: &'a BTreeMap<String, Option<SourceRef>>,
     /// Dismissed sources, which become members only after a user labels them again.
-    pub dismissed: &'a BTreeSet<Entry>,
+    pub dismissed: &'a BTreeSet<NamedOrigin>,
     /// Whether to wait for providers that have not listed yet.
     pub in_startup_grace: bool,
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::member_names::MemberNames;
-use super::{Origin, RunningProvider};
+use super::{NamedOrigin, Origin, RunningProvider};
 use crate::leader::home_writer::create_or_replace;
 
 const KEY: &str = "members.json";
@@ -32,16 +32,13 @@ pub enum RegisterError {
     NoCrd,
 }
 
-/// A source and its requested member name.
-pub type Entry = (String, Origin);
-
 /// The recorded sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Register {
     /// UID of the CRD of EdgeClusters. If the CRD was recreated, users have not dismissed any source.
     pub crd: String,
     /// UID of the object for each source.
-    pub entries: BTreeMap<Entry, String>,
+    pub entries: BTreeMap<NamedOrigin, String>,
 }
 
 impl Register {
@@ -55,7 +52,7 @@ impl Register {
 
     /// Returns the entries whose member name has no EdgeCluster with a source. An EdgeCluster that was
     /// created later for an agent has none.
-    pub fn dismissed(&self, bound: &BTreeMap<String, Option<SourceRef>>) -> BTreeSet<Entry> {
+    pub fn dismissed(&self, bound: &BTreeMap<String, Option<SourceRef>>) -> BTreeSet<NamedOrigin> {
         let entries = self.entries.keys();
         entries
             .filter(|(member, _)| bound.get(member).is_none_or(Option::is_none))
@@ -74,7 +71,7 @@ impl Register {
     ) -> Self {
         let dismissed = self.dismissed(bound);
         let names = MemberNames::new(bound, &dismissed);
-        let stays = |((member, origin), uid): &(&Entry, &String)| {
+        let stays = |((member, origin), uid): &(&NamedOrigin, &String)| {
             let mut covering = providers
                 .iter()
                 .filter(|running| running.provider.covers(origin))
@@ -93,7 +90,7 @@ impl Register {
                 })
         };
         let entries = self.entries.iter().filter(stays);
-        let mut entries: BTreeMap<Entry, String> = entries
+        let mut entries: BTreeMap<NamedOrigin, String> = entries
             .filter(|((_, origin), _)| !departed.contains(origin))
             .map(|(entry, uid)| (entry.clone(), uid.clone()))
             .collect();

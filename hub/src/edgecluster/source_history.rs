@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::AFTER_FAILURE;
-use crate::discovery::register::{self, Entry, Register, RegisterError, StoredRegister};
-use crate::discovery::{Origin, RunningProvider, Sources};
+use crate::discovery::register::{self, Register, RegisterError, StoredRegister};
+use crate::discovery::{NamedOrigin, Origin, RunningProvider, Sources};
 use crate::edgecluster::api::{BoundSources, EdgeClusters};
 use crate::leader::Leader;
 use crate::leader::home_writer::MIN_WRITE_INTERVAL;
@@ -81,7 +81,7 @@ impl SourceHistory {
     }
 
     /// Returns the sources that must not become members.
-    pub(super) fn dismissed(&self, bound: &BoundSources) -> BTreeSet<Entry> {
+    pub(super) fn dismissed(&self, bound: &BoundSources) -> BTreeSet<NamedOrigin> {
         let register = self.register.as_ref();
         let dismissed = register.map(|register| register.dismissed(bound));
         dismissed.unwrap_or_default()

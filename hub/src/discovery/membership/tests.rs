@@ -34,7 +34,7 @@ fn decide(providers: &[RunningProvider], bound: &Bound) -> Membership {
 fn decide_with(
     providers: &[RunningProvider],
     bound: &Bound,
-    dismissed: &BTreeSet<Entry>,
+    dismissed: &BTreeSet<NamedOrigin>,
     in_startup_grace: bool,
 ) -> Membership {
     let providers: Vec<&RunningProvider> = providers.iter().collect();
@@ -340,7 +340,7 @@ proptest! {
             .map(|(name, to)| (name.to_owned(), to.map(|to| origin_of(to).source_ref())))
             .collect();
         // A source with an EdgeCluster was not dismissed.
-        let dismissed: BTreeSet<Entry> = dismissed
+        let dismissed: BTreeSet<NamedOrigin> = dismissed
             .into_iter()
             .filter(|(name, _)| !bound.contains_key(*name))
             .map(|(name, to)| (name.to_owned(), origin_of(to)))
