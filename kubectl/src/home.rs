@@ -5,18 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::access::{LocalSource, environment_proxy, local, new_client};
 use krypton_runtime::args::go_values::parse_duration;
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::names::namespace_name;
-use kube::api::{DynamicObject, ListParams};
 use kube::config::Kubeconfig;
-use kube::core::{ApiResource, NamespaceResourceScope};
-use kube::{Api, Client, Config, Resource};
+use kube::{Client, Config};
 
 use crate::error::KubectlError;
-use crate::objects::{Objects, Scope};
 
 const USER_AGENT: &str = concat!("kubectl-krypton/", env!("CARGO_PKG_VERSION"));
 /// Namespace of the hub in the documentation.
@@ -129,40 +125,6 @@ impl Connection {
             namespace,
             request_timeout: None,
         }
-    }
-
-    /// All objects of a kind.
-    pub(crate) fn all<K: Resource<DynamicType = ()>>(&self) -> Objects<K> {
-        let kind = ApiResource::erase::<K>(&());
-        Objects::new(Api::all(self.client.clone()), kind, Scope::All, self)
-    }
-
-    /// The objects of a kind in one namespace.
-    pub(crate) fn namespaced<K>(&self, namespace: &str) -> Objects<K>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-    {
-        let api = Api::namespaced(self.client.clone(), namespace);
-        let scope = Scope::Namespace(namespace.to_owned());
-        Objects::new(api, ApiResource::erase::<K>(&()), scope, self)
-    }
-
-    /// Objects of a kind as JSON. An object that does not decode then hides neither the others nor its own fields.
-    pub(crate) fn untyped(&self, kind: ApiResource, scope: &Scope) -> Objects<DynamicObject> {
-        let client = self.client.clone();
-        let api = match scope {
-            Scope::All => Api::all_with(client, &kind),
-            Scope::Namespace(namespace) => Api::namespaced_with(client, namespace, &kind),
-        };
-        Objects::new(api, kind, scope.clone(), self)
-    }
-
-    /// Returns whether the cluster has visible members, as a home cluster does.
-    pub(crate) async fn has_members(&self) -> bool {
-        let members = self.all::<EdgeCluster>();
-        let params = ListParams::default().limit(1);
-        let list = members.call("list", "", members.api.list_metadata(&params));
-        list.await.is_ok_and(|list| !list.items.is_empty())
     }
 
     /// The namespace of objects: the one that the user named, or that of the context.

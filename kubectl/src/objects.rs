@@ -4,16 +4,15 @@ use std::fmt;
 use std::time::Duration;
 
 use krypton_runtime::call::{ApiError, call_within, if_uid};
-use kube::Api;
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
-use kube::core::{ApiResource, TypeMeta};
+use kube::core::{ApiResource, NamespaceResourceScope, TypeMeta};
+use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::error::{CallError, KubectlError};
 use crate::home::Connection;
-use crate::program::list_at;
-use crate::render::text_at;
+use crate::render::{list_at, text_at};
 
 /// Default deadline of a request.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -37,6 +36,34 @@ impl fmt::Display for Scope {
     }
 }
 
+impl Connection {
+    /// All objects of a kind.
+    pub(crate) fn all<K: Resource<DynamicType = ()>>(&self) -> Objects<K> {
+        let kind = ApiResource::erase::<K>(&());
+        Objects::new(Api::all(self.client.clone()), kind, Scope::All, self)
+    }
+
+    /// The objects of a kind in one namespace.
+    pub(crate) fn namespaced<K>(&self, namespace: &str) -> Objects<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        let api = Api::namespaced(self.client.clone(), namespace);
+        let scope = Scope::Namespace(namespace.to_owned());
+        Objects::new(api, ApiResource::erase::<K>(&()), scope, self)
+    }
+
+    /// Objects of a kind as JSON. An object that does not decode then hides neither the others nor its own fields.
+    pub(crate) fn untyped(&self, kind: ApiResource, scope: &Scope) -> Objects<DynamicObject> {
+        let client = self.client.clone();
+        let api = match scope {
+            Scope::All => Api::all_with(client, &kind),
+            Scope::Namespace(namespace) => Api::namespaced_with(client, namespace, &kind),
+        };
+        Objects::new(api, kind, scope.clone(), self)
+    }
+}
+
 /// The objects of one kind in one scope.
 pub(crate) struct Objects<K> {
     pub(crate) api: Api<K>,
@@ -47,7 +74,7 @@ pub(crate) struct Objects<K> {
 }
 
 impl<K> Objects<K> {
-    pub(crate) fn new(api: Api<K>, kind: ApiResource, scope: Scope, home: &Connection) -> Self {
+    fn new(api: Api<K>, kind: ApiResource, scope: Scope, home: &Connection) -> Self {
         let context = home.context.clone();
         Self {
             api,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::error::KubectlError;
 use crate::home::{Connection, TargetArgs};
 use crate::objects::Scope;
-use crate::render::{reason_and_message, text_at};
+use crate::render::{list_at, reason_and_message, text_at};
 
 /// A program of the fleet. Each has a chart, and a debug port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -97,11 +97,6 @@ pub(crate) async fn pods_of(
     };
     pods.retain(|pod| !has_ended(pod) && programs(pod).any(|other| other == program));
     Ok(pods)
-}
-
-pub(crate) fn list_at<'a>(pod: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
-    let list = pod.pointer(pointer).and_then(Value::as_array);
-    list.into_iter().flatten()
 }
 
 /// Returns why a container waits, otherwise the first condition that is not met.

@@ -204,6 +204,12 @@ pub(crate) fn text_at(object: &Value, pointer: &str) -> Option<String> {
         .map(one_line)
 }
 
+/// The items of a list field of an untyped object, by path.
+pub(crate) fn list_at<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
+    let list = object.pointer(pointer).and_then(Value::as_array);
+    list.into_iter().flatten()
+}
+
 /// Age of an object.
 pub(crate) fn age_of(metadata: &ObjectMeta, now: Timestamp) -> String {
     let created = metadata.creation_timestamp.as_ref();

@@ -19,8 +19,8 @@ use super::clock::ahead_of_leader;
 use crate::error::KubectlError;
 use crate::explain::explanation::Explainer;
 use crate::explain::sources::Lookup;
-use crate::program::{list_at, unready_cause};
-use crate::render::{age, decode, text_at};
+use crate::program::unready_cause;
+use crate::render::{age, decode, list_at, text_at};
 use crate::statement::{Line, Mark, NextStep};
 
 /// Oldest minor version of Kubernetes 1 whose API servers accept the CRDs.

@@ -10,8 +10,7 @@ use krypton_helm::releases::manifest;
 use serde_json::Value;
 
 use crate::error::KubectlError;
-use crate::program::list_at;
-use crate::render::text_at;
+use crate::render::{list_at, text_at};
 
 /// Maximum size of a manifest in bytes.
 const MAX_BYTES: usize = 1 << 20;

@@ -2,12 +2,14 @@
 
 use clap::Args;
 use jiff::Timestamp;
+use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_types::conditions;
 use krypton_types::names::{PAUSED_ANNOTATION, RECONCILE_REQUESTED_ANNOTATION, SELF_CLUSTER};
+use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use crate::error::KubectlError;
-use crate::home::Target;
+use crate::home::{Connection, Target};
 use crate::kind::{Kind, KindArg};
 use crate::render::{CommandOutput, text_at};
 
@@ -155,12 +157,20 @@ pub(crate) async fn run(
         }
         // On an edge cluster, its Tenants name no other cluster.
         if let Some(note) = planned.unreached_note
-            && home.has_members().await
+            && has_members(&home).await
         {
             output.stderr += &format!("{note}\n");
         }
     }
     Ok(output)
+}
+
+/// Returns whether the cluster has visible members, as a home cluster does.
+async fn has_members(cluster: &Connection) -> bool {
+    let members = cluster.all::<EdgeCluster>();
+    let params = ListParams::default().limit(1);
+    let list = members.call("list", "", members.api.list_metadata(&params));
+    list.await.is_ok_and(|list| !list.items.is_empty())
 }
 
 /// Returns the change of this object.
