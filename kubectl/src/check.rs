@@ -27,8 +27,9 @@ use crate::join_info;
 use crate::kind::Kind;
 use crate::local_clock::LocalClock;
 use crate::objects::Scope;
+use crate::output::{DocumentFormat, encode};
 use crate::program::{Program, pods_of};
-use crate::render::{CommandOutput, DocumentFormat, encode};
+use crate::render::CommandOutput;
 use crate::statement::{self, Line, Mark};
 
 pub(crate) use edge::{connection_defect, read as read_bundle};

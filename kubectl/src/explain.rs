@@ -17,7 +17,8 @@ use crate::error::KubectlError;
 use crate::home::Target;
 use crate::kind::{Kind, KindArg};
 use crate::local_clock::LocalClock;
-use crate::render::{CommandOutput, DocumentFormat, encode};
+use crate::output::{DocumentFormat, encode};
+use crate::render::CommandOutput;
 use crate::statement;
 
 use explanation::Explanation;

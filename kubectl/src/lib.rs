@@ -20,6 +20,7 @@ mod json_path;
 mod kind;
 mod local_clock;
 mod objects;
+mod output;
 mod program;
 mod render;
 mod running_pods;

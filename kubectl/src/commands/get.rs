@@ -23,7 +23,8 @@ use crate::fleet_tenants::{self, TenantFilter};
 use crate::home::{Connection, Target};
 use crate::kind::{Kind, KindArg};
 use crate::objects::{Objects, Scope};
-use crate::render::{CommandOutput, OutputFormat, Table, View, as_list};
+use crate::output::{OutputFormat, as_list};
+use crate::render::{CommandOutput, Table, View};
 use output::{Output, OutputParser};
 
 pub(crate) use clusters::clusters_table;

@@ -14,7 +14,8 @@ use crate::error::KubectlError;
 use crate::home::{Connection, Target};
 use crate::kind::Kind;
 use crate::objects::Scope;
-use crate::render::{CommandOutput, OutputFormat, Table, encode_list, one_line, or_dash};
+use crate::output::{OutputFormat, encode_list};
+use crate::render::{CommandOutput, Table, one_line, or_dash};
 use translation::{MigrationResult, OldReferences, TranslatedDeployment, translate};
 
 const HEADER: [&str; 6] = [

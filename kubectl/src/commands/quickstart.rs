@@ -18,8 +18,9 @@ use crate::helm::{CHART_REGISTRY, ChartValues, HelmArgs};
 use crate::home::{Connection, Target, TargetArgs};
 use crate::kind::Kind;
 use crate::objects::{Objects, Scope, condition};
+use crate::output::print_now;
 use crate::program::Program;
-use crate::render::{CommandOutput, print_now, reason_and_message, text_at};
+use crate::render::{CommandOutput, reason_and_message, text_at};
 use crate::tool::{Tool, temporary_file};
 
 const DEFAULT_CLUSTER: &str = "krypton";

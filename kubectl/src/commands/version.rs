@@ -11,7 +11,8 @@ use crate::home::{Connection, Target};
 use crate::join_info;
 use crate::kind::Kind;
 use crate::objects::Scope;
-use crate::render::{CommandOutput, DocumentFormat, encode, print_now, text_at};
+use crate::output::{DocumentFormat, encode, print_now};
+use crate::render::{CommandOutput, text_at};
 
 const EXAMPLES: &str = "\
 Examples:

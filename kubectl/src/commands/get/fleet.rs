@@ -6,7 +6,8 @@ use serde_json::json;
 use super::output::Output;
 use super::tenants::phase_and_message;
 use crate::error::KubectlError;
-use crate::render::{CommandOutput, OutputFormat, Table, View, chart_cell, message_cell, one_line};
+use crate::output::OutputFormat;
+use crate::render::{CommandOutput, Table, View, chart_cell, message_cell, one_line};
 
 const HEADER: [&str; 7] = [
     "MEMBER",

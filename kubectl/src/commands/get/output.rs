@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::error::KubectlError;
 use crate::json_path::Template;
-use crate::render::{OutputFormat, encode};
+use crate::output::{OutputFormat, encode};
 
 const JSON_PATH: &str = "jsonpath=";
 

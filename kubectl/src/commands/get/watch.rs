@@ -13,7 +13,8 @@ use kube::runtime::watcher::{self, Event, watcher};
 use crate::commands::get::{Get, to_table};
 use crate::error::KubectlError;
 use crate::objects::Objects;
-use crate::render::{OutputFormat, Widths, print_now};
+use crate::output::{OutputFormat, print_now};
+use crate::render::Widths;
 
 /// Shown version of each object, by namespace and name. After a relist, the command shows only changed objects.
 #[derive(Debug, Default)]

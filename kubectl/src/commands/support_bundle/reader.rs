@@ -25,8 +25,9 @@ use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::kind::Kind;
 use crate::objects::{DEADLINE, Objects, Scope};
+use crate::output::{OutputFormat, encode_list};
 use crate::program::{Program, is_running, programs};
-use crate::render::{OutputFormat, encode_list, text_at};
+use crate::render::text_at;
 
 /// Objects of one kind: enough for a diagnosis, also in a large fleet.
 const MAX_OBJECTS: usize = 2_000;
