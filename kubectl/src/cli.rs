@@ -124,7 +124,7 @@ pub async fn run(
         let args = args.iter().skip(1);
         let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
         return Ok(CommandOutput::stdout(
-            complete::completions(&args, env).await,
+            complete::completions(&Cli::command(), &args, env).await,
         ));
     }
     let cli = parse(&args).map_err(KubectlError::Usage)?;

@@ -7,12 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, StyledStr};
-use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory as _};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::ListParams;
 use kube::core::ApiResource;
 
-use crate::cli::Cli;
 use crate::home::{Env, Target, TargetArgs, contexts};
 use crate::kind::{Kind, KindArg};
 use crate::objects::Scope;
@@ -48,13 +47,14 @@ pub(super) fn is_requested(program: Option<&OsStr>) -> bool {
         == Some(OsStr::new(COMPLETION_PROGRAM))
 }
 
-/// Returns the candidates for the last argument of `args`. Omits candidates that it cannot fetch, without an error.
-pub(super) async fn completions(args: &[String], env: Env<'_>) -> String {
+/// Returns the candidates for the last argument of a command line of `program`. Omits candidates that it cannot fetch,
+/// without an error.
+pub(super) async fn completions(program: &Command, args: &[String], env: Env<'_>) -> String {
     let (current, previous) = match args.split_last() {
         Some((current, previous)) => (current.as_str(), previous),
         None => ("", args),
     };
-    let (command, matches) = parse_incomplete(previous);
+    let (command, matches) = parse_incomplete(program, previous);
     let (values, names) = match completion(&command, &matches, previous, current) {
         Completion::Files => return FILES.to_owned(),
         Completion::Values(values) => (values, Vec::new()),
@@ -77,8 +77,8 @@ pub(super) async fn completions(args: &[String], env: Env<'_>) -> String {
 }
 
 /// Parses an incomplete command line. Returns the innermost subcommand and its arguments so far.
-fn parse_incomplete(previous: &[String]) -> (Command, ArgMatches) {
-    let mut command = Cli::command().ignore_errors(true).no_binary_name(true);
+fn parse_incomplete(program: &Command, previous: &[String]) -> (Command, ArgMatches) {
+    let mut command = program.clone().ignore_errors(true).no_binary_name(true);
     // Gives the arguments of all commands to each.
     command.build();
     let parsed = command.clone().try_get_matches_from(previous);
@@ -221,12 +221,15 @@ async fn list_names(kind: Option<Kind>, matches: &ArgMatches, env: Env<'_>) -> V
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
+    use crate::cli::Cli;
 
     fn completion_of(line: &str) -> Completion {
         let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let (current, previous) = args.split_last().unwrap();
-        let (command, matches) = parse_incomplete(previous);
+        let (command, matches) = parse_incomplete(&Cli::command(), previous);
         completion(&command, &matches, previous, current)
     }
 
@@ -278,7 +281,7 @@ mod tests {
     fn typed_options_determine_name_lookup() {
         let line = "-n team get tenants --context=edge --kubeconfig f";
         let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let (_, matches) = parse_incomplete(&args);
+        let (_, matches) = parse_incomplete(&Cli::command(), &args);
         assert_eq!(matches.get_one::<String>("namespace").unwrap(), "team");
         let target_args = selected_target(&matches, &|_| None).args;
         assert_eq!(target_args.context.as_deref(), Some("edge"));
