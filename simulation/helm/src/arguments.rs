@@ -1,11 +1,34 @@
 //! Parses the command lines that Krypton's driver writes. Anything else is an error: a model must not guess.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::run::Invocation;
+/// Command line and environment of Helm, without the program's name.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    pub arguments: Vec<OsString>,
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+/// Returns the path after `--kubeconfig`.
+pub fn kubeconfig_of(invocation: &Invocation) -> Option<PathBuf> {
+    let mut arguments = invocation.arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.to_str() {
+            Some("--") => return None,
+            Some("--kubeconfig") => return arguments.next().map(PathBuf::from),
+            Some(text) => {
+                if let Some(path) = text.strip_prefix("--kubeconfig=") {
+                    return Some(path.into());
+                }
+            }
+            None => {}
+        }
+    }
+    None
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {

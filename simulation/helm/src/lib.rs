@@ -3,13 +3,13 @@
 //!
 //! It renders no templates: a test chart lists its objects in the file `sim.json`.
 
+pub mod arguments;
 pub mod chart;
 pub mod run;
 #[cfg(feature = "table")]
 pub mod table;
 
 mod api;
-mod arguments;
 mod fault;
 mod hooks;
 mod install;

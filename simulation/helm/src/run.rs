@@ -1,7 +1,6 @@
 //! One Helm run.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use krypton_helm::releases::Status;
@@ -10,7 +9,7 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
-use crate::arguments::{CommandLine, Verb};
+use crate::arguments::{CommandLine, Invocation, Verb};
 use crate::chart::Chart;
 use crate::fault::{ErrorCause, HelmError};
 use crate::install::Install;
@@ -23,37 +22,12 @@ pub const NOT_MODELLED: i32 = 64;
 /// Exit code after a SIGTERM that Helm doesn't handle, as a shell reports it.
 pub const TERMINATED: i32 = 128 + 15;
 
-/// Command line and environment of Helm, without the program's name.
-#[derive(Clone, Debug)]
-pub struct Invocation {
-    pub arguments: Vec<OsString>,
-    pub environment: Vec<(OsString, OsString)>,
-}
-
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
     pub code: i32,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
-}
-
-/// Returns the path after `--kubeconfig`.
-pub fn kubeconfig_of(invocation: &Invocation) -> Option<PathBuf> {
-    let mut arguments = invocation.arguments.iter();
-    while let Some(argument) = arguments.next() {
-        match argument.to_str() {
-            Some("--") => return None,
-            Some("--kubeconfig") => return arguments.next().map(PathBuf::from),
-            Some(text) => {
-                if let Some(path) = text.strip_prefix("--kubeconfig=") {
-                    return Some(path.into());
-                }
-            }
-            None => {}
-        }
-    }
-    None
 }
 
 /// Runs Helm against the cluster of `client`. Dropping the future kills Helm. `terminate` is SIGTERM.

@@ -11,8 +11,9 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
+use crate::arguments::Invocation;
 use crate::chart::TestChart;
-use crate::run::{Exit, Invocation, run};
+use crate::run::{Exit, run};
 
 pub mod cases;
 mod gate;

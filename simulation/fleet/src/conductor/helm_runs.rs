@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_runtime::access;
-use krypton_sim_helm::run::{Exit, Invocation, kubeconfig_of};
+use krypton_sim_helm::arguments::{Invocation, kubeconfig_of};
+use krypton_sim_helm::run::Exit;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio_util::sync::CancellationToken;
