@@ -4,11 +4,11 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::conductor::Millis;
 use crate::coverage::Coverage;
 use crate::oracles::Violation;
 use crate::plan::Plan;
 use crate::run::run;
+use crate::time::Millis;
 
 /// Sums over all runs.
 #[derive(Debug, Default)]

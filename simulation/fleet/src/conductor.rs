@@ -24,6 +24,7 @@ use crate::outbox::{Message, Outbox, ProcessId};
 use crate::plan::RequestFault;
 use crate::process::{Delivery, Process};
 use crate::streams::{SimStream, StreamEnd};
+use crate::time::Millis;
 
 pub use api::{Cluster, Health};
 use api::{OpenRequest, RequestSender};
@@ -31,9 +32,6 @@ use helm_runs::HelmRun;
 pub use hosts::{Host, Program, ProgramContext};
 use queue::{EventQueue, QueuedEvent};
 use streams::BlockedSend;
-
-/// Milliseconds since the start of the simulation.
-pub type Millis = u64;
 
 /// Wall time at the start.
 const EPOCH: Timestamp = Timestamp::constant(1_767_225_600, 0);

@@ -15,12 +15,13 @@ mod restore;
 use jiff::SignedDuration;
 use krypton_sim_apiserver::server::Snapshot;
 
-use crate::conductor::{Health, Millis, Simulation};
+use crate::conductor::{Health, Simulation};
 use crate::hostile;
 use crate::network::Link;
 use crate::observe::Event;
 use crate::plan::{Action, FOREVER, LinkFault, Plan, RequestFault, Scope, ServerFault, Verbs};
 use crate::stage::{self, Fleet};
+use crate::time::Millis;
 
 pub use people::{FOREIGN_PREFIX, PEOPLE, UserClient, VALUES_CONFIG_MAP};
 pub use restore::{REBUILD_WRITER, RESTORE_WRITER};

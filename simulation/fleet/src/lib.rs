@@ -22,6 +22,7 @@ pub mod run;
 pub mod shrink;
 pub mod stage;
 pub mod streams;
+pub mod time;
 mod transport;
 pub mod walk;
 mod world;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::conductor::Millis;
+use crate::time::Millis;
 
 /// The state of one direction of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use krypton_sim_apiserver::server::Change;
 
-use crate::conductor::Millis;
+use crate::time::Millis;
 
 /// Something that happened at a time.
 #[derive(Clone, Debug)]

@@ -30,9 +30,9 @@ use std::fmt;
 
 use krypton_sim_apiserver::server::Change;
 
-use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
 use crate::plan::Plan;
+use crate::time::Millis;
 
 pub use people::PLANTED_SECRET;
 pub(crate) use view::condition;

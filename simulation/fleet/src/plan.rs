@@ -15,7 +15,7 @@ mod text;
 pub use scope::{Scope, Verbs};
 pub use text::ParseError;
 
-use crate::conductor::Millis;
+use crate::time::Millis;
 
 /// Namespace of Tenants and KryptonDeployments, on each cluster. The stage creates it.
 pub const TENANT_NAMESPACE: &str = "tenants";

@@ -13,8 +13,8 @@ use tokio::runtime::{Builder, LocalOptions, LocalRuntime, RngSeed};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use crate::conductor::Millis;
 use crate::outbox::{Outbox, ProcessId};
+use crate::time::Millis;
 use crate::world::{Clocks, ProcessWorld};
 
 thread_local! {

@@ -1,12 +1,13 @@
 //! One run: start, chaos, healing, convergence, and quiet.
 
-use crate::conductor::{Millis, Simulation};
+use crate::conductor::Simulation;
 use crate::coverage::Coverage;
 use crate::faults;
 use crate::observe::{Event, Observation};
 use crate::oracles::{Oracles, Phase, Violation};
 use crate::plan::{Action, Plan, SYSTEM_NAMESPACE};
 use crate::stage::Fleet;
+use crate::time::Millis;
 
 const SECOND: Millis = 1000;
 /// Time until the hub has started, and until all members are connected.

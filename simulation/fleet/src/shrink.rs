@@ -2,8 +2,8 @@
 //!
 //! `run_plan` runs a plan and returns the name of the violated oracle. Call [`shrink`] with a plan that fails.
 
-use crate::conductor::Millis;
 use crate::plan::{FOREVER, Plan, PlannedTenant};
+use crate::time::Millis;
 
 /// Durations are not shortened below this time.
 const SHORTEST: Millis = 100;

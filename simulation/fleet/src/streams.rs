@@ -15,8 +15,8 @@ use krypton_runtime::net::{Accept, Listener, Network, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::conductor::Millis;
 use crate::outbox::{Message, Outbox, ProcessId};
+use crate::time::Millis;
 
 /// Bytes in flight after which a writer waits, as with the buffers of a TCP connection.
 const IN_FLIGHT: usize = 256 << 10;

@@ -9,13 +9,14 @@ use krypton_sim_apiserver::server::{Answer, ApiServer, Events, WatchId};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
+use super::Simulation;
 use super::queue::QueuedEvent;
-use super::{Millis, Simulation};
 use crate::network::Transmission;
 use crate::observe::Event;
 use crate::outbox::{Body, ProcessId, ReplySender};
 use crate::plan::{RequestFault, Scope};
 use crate::process::Delivery;
+use crate::time::Millis;
 
 /// A client's connector gives up on a connection after this time.
 const CONNECT_TIMEOUT: Millis = 10_000;

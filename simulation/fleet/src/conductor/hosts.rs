@@ -12,14 +12,15 @@ use krypton_runtime::net::Network;
 use rand::RngExt as _;
 use tokio_util::sync::CancellationToken;
 
+use super::Simulation;
 use super::queue::QueuedEvent;
-use super::{Millis, Simulation};
 use crate::helm::SimHelm;
 use crate::observe::Event;
 use crate::outbox::{Outbox, ProcessId};
 use crate::plan::{FOREVER, RequestFault};
 use crate::process::{MainFunction, Process, ProcessConfig};
 use crate::streams::SimNetwork;
+use crate::time::Millis;
 use crate::world::Clocks;
 
 /// The charts' grace period: a program that has not ended after SIGTERM is killed.

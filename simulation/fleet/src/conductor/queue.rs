@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use super::Simulation;
 use super::api::RequestInTransit;
-use super::{Millis, Simulation};
 use crate::outbox::ProcessId;
 use crate::process::Delivery;
+use crate::time::Millis;
 
 pub(super) enum QueuedEvent {
     /// All processes run.

@@ -8,10 +8,10 @@ use super::leases::MEMBER_LEASE;
 use super::releases::started_run;
 use super::view::{agent_cluster, condition, holder, is_krypton, is_product, object_update, text};
 use super::{AttributedWrite, CheckResult, Oracle, Phase, View, ensure};
-use crate::conductor::Millis;
 use crate::faults::END_PREFIX;
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::plan::{Access, Action, FOREVER, HOME, TenantAction};
+use crate::time::Millis;
 
 /// Time in which a fault that has ended may still have effects.
 const AFTERMATH: Millis = 120_000;

@@ -8,10 +8,10 @@ use serde_json::Value;
 use super::handover::{UnexpectedAction, changes_content};
 use super::view::{annotation, condition, is_krypton, number, object_update, text};
 use super::{CheckResult, Oracle, Phase, View, ensure, stateless};
-use crate::conductor::Millis;
 use crate::faults::END_PREFIX;
 use crate::observe::{Event, Observation};
 use crate::plan::{Action, HOME};
+use crate::time::Millis;
 
 /// Time in which the hub sees a change by people.
 const WATCH_LAG: Millis = 30_000;

@@ -10,10 +10,10 @@ use serde_json::Value;
 use super::releases::started_run;
 use super::view::{holder, is_krypton, number, object_update, text};
 use super::{AttributedWrite, CheckResult, Oracle, View, ensure, stateless};
-use crate::conductor::Millis;
 use crate::faults::RESTORE_WRITER;
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, SYSTEM_NAMESPACE};
+use crate::time::Millis;
 
 /// Lease of a member.
 pub(super) const MEMBER_LEASE: &str = "krypton-agent";

@@ -22,9 +22,9 @@ use super::view::{
     number, reconciling_member, text, workspace,
 };
 use super::{CheckResult, Oracle, Phase, View, ensure, stateless};
-use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
 use crate::plan::{Chart, HOME, Settings};
+use crate::time::Millis;
 
 /// A leader renews its Lease every second.
 const LEADER_RENEWAL: Millis = 5_000;

@@ -12,10 +12,10 @@ use super::view::{
     krypton_key, label, object_update, text,
 };
 use super::{CheckResult, Oracle, View, ensure, stateless};
-use crate::conductor::Millis;
 use crate::faults::RESTORE_WRITER;
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE, TWIN_SUFFIX};
+use crate::time::Millis;
 
 const RECOVERY: Millis = 120_000;
 /// A member that has existed this long has reported its Tenants.

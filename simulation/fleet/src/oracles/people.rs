@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use super::view::{is_product, is_terminating, label};
 use super::{CheckResult, Oracle, View, ensure, stateless};
-use crate::conductor::Millis;
 use crate::faults::FOREIGN_PREFIX;
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::plan::{Action, HOME, SYSTEM_NAMESPACE};
+use crate::time::Millis;
 use krypton_sim_apiserver::server::Change;
 
 /// Start of all secret texts of the stage: in kubeconfigs, join tokens and chart values. It appears in Secrets only.

@@ -14,9 +14,9 @@ use super::view::{
     object_update, reconciling_member, text,
 };
 use super::{CheckResult, Oracle, View, ensure, stateless};
-use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
+use crate::time::Millis;
 
 /// Time in which an order arrives, if no fault delays it.
 const WATCH_LAG: Millis = 30_000;

@@ -7,9 +7,9 @@ use kube::CustomResourceExt as _;
 
 use super::view::agent_cluster;
 use super::{CheckResult, Oracle, View, ensure, stateless};
-use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
 use crate::plan::{Access, Action, MemberAction};
+use crate::time::Millis;
 
 /// Most requests of a host to a cluster in [`REQUEST_WINDOW`].
 const MAX_REQUESTS: usize = 1_500;

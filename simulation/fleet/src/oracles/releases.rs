@@ -14,10 +14,10 @@ use super::view::{
     is_terminating, krypton_key, label, text,
 };
 use super::{CheckResult, Oracle, View, ensure, stateless};
-use crate::conductor::Millis;
 use crate::faults::PEOPLE;
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
+use crate::time::Millis;
 
 /// Time in which a watch delivers a change to a process, if no fault delays it.
 const WATCH_LAG: Millis = 30_000;

@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::view::{condition, is_krypton, number, text, workspace};
 use super::{CheckResult, Oracle, View, ensure, stateless};
-use crate::conductor::Millis;
 use crate::faults::RESTORE_WRITER;
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings};
+use crate::time::Millis;
 use krypton_sim_apiserver::server::Change;
 
 const RECOVERY: Millis = 120_000;

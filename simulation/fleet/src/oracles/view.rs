@@ -9,9 +9,9 @@ use krypton_sim_apiserver::server::{Change, Key};
 use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL};
 use serde_json::Value;
 
-use crate::conductor::Millis;
 use crate::observe::{Event, Observation};
 use crate::plan::{Action, HOME, Plan, ServerFault, Settings, TENANT_NAMESPACE};
+use crate::time::Millis;
 
 /// The phase of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -12,7 +12,7 @@ use super::{
     Access, Action, Chart, Edge, FOREVER, HOME, MemberAction, Plan, PlanStep, PlannedTenant, Scope,
     ServerFault, Settings, TenantAction,
 };
-use crate::conductor::Millis;
+use crate::time::Millis;
 
 /// The size of plans.
 pub(super) struct PlanSize {

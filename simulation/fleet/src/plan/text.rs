@@ -7,7 +7,7 @@ use super::{
     Access, Action, Chart, DeploymentAction, Edge, FOREVER, LinkFault, MemberAction, Plan,
     PlanStep, PlannedTenant, RequestFault, Scope, ServerFault, Settings, TenantAction,
 };
-use crate::conductor::Millis;
+use crate::time::Millis;
 
 /// A line that is not part of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -6,11 +6,12 @@ use krypton_types::names;
 use serde_json::{Value, json};
 
 use super::{KRYPTON_API, UserClient, text};
-use crate::conductor::{Millis, Simulation};
+use crate::conductor::Simulation;
 use crate::faults;
 use crate::observe::Event;
 use crate::plan::{Action, MemberAction, SYSTEM_NAMESPACE, TWIN_SUFFIX, UNTRUSTED_NAMESPACE};
 use crate::stage;
+use crate::time::Millis;
 
 /// Time in which a replaced EdgeCluster disappears.
 const REPLACEMENT_DELAY: Millis = 5_000;

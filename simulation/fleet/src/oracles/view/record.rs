@@ -14,11 +14,11 @@ use super::{
     Phase, ReleaseOwner, Renewal, Run, View, agent_cluster, annotation, has_finalizer, holder,
     is_placed_copy, is_product, is_terminating, label, text,
 };
-use crate::conductor::Millis;
 use crate::faults::{END_PREFIX, PEOPLE, REBUILD_WRITER, RESTORE_WRITER};
 use crate::observe::{Event, Observation};
 use crate::oracles::AttributedWrite;
 use crate::plan::{Action, FOREVER, ServerFault, Settings};
+use crate::time::Millis;
 
 /// Time in which a resumed machine finishes overdue work.
 const RESUME_TIME: Millis = 1_000;

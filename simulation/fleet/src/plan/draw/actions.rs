@@ -3,11 +3,11 @@
 use rand::RngExt as _;
 
 use super::{MIN_PAUSE, PlanDraft, StepKind, tenant_key};
-use crate::conductor::Millis;
 use crate::plan::{
     Access, Action, DeploymentAction, Edge, HOME, LinkFault, MemberAction, RequestFault, Scope,
     ServerFault, TenantAction, Verbs,
 };
+use crate::time::Millis;
 
 const MAX_FAULT_LENGTH: Millis = 90_000;
 
