@@ -20,10 +20,10 @@ use tokio::sync::mpsc;
 use crate::log;
 use crate::network::{Link, Links};
 use crate::observe::{Event, Observation};
+use crate::outbox::stream::{SimStream, StreamEnd};
 use crate::outbox::{Message, Outbox, ProcessId};
 use crate::plan::RequestFault;
 use crate::process::{Delivery, Process};
-use crate::streams::{SimStream, StreamEnd};
 use crate::time::Millis;
 
 pub use api::{Cluster, Health};

@@ -1,18 +1,19 @@
 //! Helm processes of simulated hubs and agents.
 
+pub mod run_state;
+
 use std::ffi::OsString;
-use std::future::poll_fn;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::ExitStatus;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use krypton_helm::driver::{HelmCommand, Processes, Running};
 use krypton_runtime::clock::BootTime;
 
+use self::run_state::HelmRunState;
 use crate::outbox::{Message, Outbox, ProcessId};
 
 const VERSION: &str = "v4.2.4";
@@ -22,45 +23,6 @@ const VERSION: &str = "v4.2.4";
 pub struct SimHelm {
     pub process: ProcessId,
     pub outbox: Outbox,
-}
-
-/// The state of a Helm process that its driver can observe.
-#[derive(Debug, Default)]
-pub struct HelmRunState(Mutex<HelmExitState>);
-
-#[derive(Debug, Default)]
-struct HelmExitState {
-    exit: Option<(ExitStatus, Vec<u8>)>,
-    waker: Option<Waker>,
-}
-
-impl HelmRunState {
-    /// Records the exit status and the standard error of Helm.
-    pub fn set_exit(&self, status: ExitStatus, stderr: Vec<u8>) {
-        let mut state = self.lock();
-        state.exit.get_or_insert((status, stderr));
-        if let Some(waker) = state.waker.take() {
-            waker.wake();
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HelmExitState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn wait_for_exit(&self) -> (ExitStatus, Vec<u8>) {
-        poll_fn(|context| {
-            let mut state = self.lock();
-            match &state.exit {
-                Some(exit) => Poll::Ready(exit.clone()),
-                None => {
-                    state.waker = Some(context.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-        .await
-    }
 }
 
 impl Processes for SimHelm {

@@ -1,5 +1,7 @@
 //! Messages from simulated processes to the conductor.
 
+pub mod stream;
+
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
@@ -12,8 +14,8 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::helm::HelmRunState;
-use crate::streams::{SimStream, StreamEnd};
+use self::stream::{SimStream, StreamEnd};
+use crate::helm::run_state::HelmRunState;
 
 /// Identity of one process. A restarted process is a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

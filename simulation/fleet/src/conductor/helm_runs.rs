@@ -14,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Simulation;
 use super::queue::QueuedEvent;
-use crate::helm::{HelmRunState, exit_status, killed_status};
+use crate::helm::run_state::HelmRunState;
+use crate::helm::{exit_status, killed_status};
 use crate::observe::{Event, HelmEnd};
 use crate::outbox::ProcessId;
 use crate::process::{MainFunction, Process, ProcessConfig};

@@ -19,7 +19,7 @@ use crate::observe::Event;
 use crate::outbox::{Outbox, ProcessId};
 use crate::plan::{FOREVER, RequestFault};
 use crate::process::{MainFunction, Process, ProcessConfig};
-use crate::streams::SimNetwork;
+use crate::process_network::SimNetwork;
 use crate::time::Millis;
 use crate::world::Clocks;
 

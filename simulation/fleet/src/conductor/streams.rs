@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 use super::Simulation;
 use crate::network::Transmission;
 use crate::outbox::ProcessId;
+use crate::outbox::stream::{SimStream, StreamEnd};
 use crate::process::Delivery;
-use crate::streams::{SimStream, StreamEnd};
 
 /// Bytes, or the end of a stream, that wait until their link works.
 pub(super) struct BlockedSend {

@@ -3,19 +3,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::{Buf as _, Bytes};
-use futures::future::BoxFuture;
-use krypton_runtime::admin::{AdminError, BindAddress};
-use krypton_runtime::net::{Accept, Listener, Network, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{mpsc, oneshot};
 
-use crate::outbox::{Message, Outbox, ProcessId};
+use super::{Message, Outbox, ProcessId};
 use crate::time::Millis;
 
 /// Bytes in flight after which a writer waits, as with the buffers of a TCP connection.
@@ -195,89 +190,5 @@ impl AsyncWrite for SimStream {
             self.outbox.push(self.local.process, message);
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-/// The network of one process.
-#[derive(Clone, Debug)]
-pub struct SimNetwork {
-    pub process: ProcessId,
-    pub outbox: Outbox,
-}
-
-impl Network for SimNetwork {
-    fn connect(&self, address: SocketAddr) -> BoxFuture<'_, io::Result<Stream>> {
-        Box::pin(async move {
-            let (reply, response) = oneshot::channel();
-            let message = Message::Dial { address, reply };
-            self.outbox.push(self.process, message);
-            let stream = response
-                .await
-                .map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))??;
-            Ok(Stream::Other(Box::new(stream)))
-        })
-    }
-
-    fn listen<'a>(
-        &'a self,
-        flag: &'static str,
-        address: &'a BindAddress,
-    ) -> BoxFuture<'a, Result<Listener, AdminError>> {
-        Box::pin(async move {
-            let host = address.host.as_deref().and_then(|host| host.parse().ok());
-            let Some(host) = host else {
-                return Err(AdminError::Bind {
-                    flag,
-                    address: address.clone(),
-                    source: io::Error::other("a simulated process listens on an IP address"),
-                });
-            };
-            let address = SocketAddr::new(host, address.port);
-            #[allow(
-                clippy::disallowed_methods,
-                reason = "the number of agents bounds the connections"
-            )]
-            let (connections, arrivals) = mpsc::unbounded_channel();
-            let message = Message::Listen {
-                address,
-                connections,
-            };
-            self.outbox.push(self.process, message);
-            Ok(Listener::Other(Box::new(SimListener {
-                address,
-                arrivals: tokio::sync::Mutex::new(arrivals),
-                network: self.clone(),
-            })))
-        })
-    }
-}
-
-#[derive(Debug)]
-struct SimListener {
-    address: SocketAddr,
-    arrivals: tokio::sync::Mutex<mpsc::UnboundedReceiver<(SimStream, SocketAddr)>>,
-    network: SimNetwork,
-}
-
-impl Accept for SimListener {
-    fn accept(&self) -> BoxFuture<'_, io::Result<(Stream, SocketAddr)>> {
-        Box::pin(async {
-            let connection = self.arrivals.lock().await.recv().await;
-            let (stream, peer) = connection.ok_or(io::ErrorKind::ConnectionAborted)?;
-            Ok((Stream::Other(Box::new(stream)), peer))
-        })
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.address)
-    }
-}
-
-impl Drop for SimListener {
-    fn drop(&mut self) {
-        let message = Message::Unlisten {
-            address: self.address,
-        };
-        self.network.outbox.push(self.network.process, message);
     }
 }
