@@ -4,6 +4,7 @@ mod api;
 mod helm_runs;
 mod hosts;
 mod queue;
+mod requests;
 mod streams;
 
 use std::collections::BTreeMap;
@@ -27,10 +28,10 @@ use crate::process::{Delivery, Process};
 use crate::time::Millis;
 
 pub use api::{Cluster, Health};
-use api::{OpenRequest, RequestSender};
 use helm_runs::HelmRun;
 pub use hosts::{Host, Program, ProgramContext};
 use queue::{EventQueue, QueuedEvent};
+use requests::{OpenRequest, RequestSender};
 use streams::BlockedSend;
 
 /// Wall time at the start.

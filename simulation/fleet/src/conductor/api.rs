@@ -11,11 +11,11 @@ use tokio::sync::mpsc;
 
 use super::Simulation;
 use super::queue::QueuedEvent;
+use super::requests::{OpenRequest, RequestInTransit, RequestSender};
 use crate::network::Transmission;
 use crate::observe::Event;
 use crate::outbox::{Body, ProcessId, ReplySender};
 use crate::plan::{RequestFault, Scope};
-use crate::process::Delivery;
 use crate::time::Millis;
 
 /// A client's connector gives up on a connection after this time.
@@ -81,63 +81,6 @@ impl Cluster {
     /// The time that the server's clock shows.
     fn clock_time(&self, wall_time: Timestamp) -> Timestamp {
         wall_time.saturating_add(self.skew).unwrap_or(wall_time)
-    }
-}
-
-/// The sender of a request.
-pub(super) struct RequestSender {
-    pub process: ProcessId,
-    pub host: String,
-    /// The number of the request among the host's requests.
-    pub nth: u32,
-    pub fault: Option<RequestFault>,
-}
-
-/// A request on its way.
-pub(super) struct RequestInTransit {
-    id: u64,
-    from: RequestSender,
-    cluster: String,
-    request: Request<Bytes>,
-    reply: ReplySender,
-}
-
-/// A request whose client still waits or reads.
-pub(super) struct OpenRequest {
-    pub process: ProcessId,
-    host: String,
-    cluster: String,
-    watch: Option<(WatchId, mpsc::UnboundedSender<io::Result<Bytes>>)>,
-    /// When the last chunk arrives. Later chunks do not overtake it.
-    last_arrival: Millis,
-    /// Chunks that wait until the link works.
-    blocked: Vec<Bytes>,
-    /// Whether the server has ended the watch after these chunks.
-    ended: bool,
-    /// Whether its connection loses all later chunks.
-    severed: bool,
-    /// Set if the request or response was lost and the client still waits.
-    lost_reply: Option<ReplySender>,
-}
-
-impl OpenRequest {
-    /// Returns the delivery of the blocked chunks, and its time.
-    fn take_delivery(&mut self, at: Millis) -> Option<(ProcessId, Millis, Delivery)> {
-        if self.severed || (self.blocked.is_empty() && !self.ended) {
-            return None;
-        }
-        let (_, chunks) = self.watch.as_ref()?;
-        let (chunks, lines) = (chunks.clone(), std::mem::take(&mut self.blocked));
-        if self.ended {
-            self.watch = None;
-        }
-        self.last_arrival = self.last_arrival.max(at);
-        let delivery: Delivery = Box::new(move || {
-            for line in lines {
-                drop(chunks.send(Ok(line)));
-            }
-        });
-        Some((self.process, self.last_arrival, delivery))
     }
 }
 

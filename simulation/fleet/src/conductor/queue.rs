@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Simulation;
-use super::api::RequestInTransit;
+use super::requests::RequestInTransit;
 use crate::outbox::ProcessId;
 use crate::process::Delivery;
 use crate::time::Millis;
