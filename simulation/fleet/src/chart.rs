@@ -6,8 +6,25 @@ use std::path::{Path, PathBuf};
 use krypton_sim_helm::chart::TestChart;
 use serde_json::{Value, json};
 
-use crate::oracles::PLANTED_SECRET;
 use crate::plan::Chart;
+
+/// Start of all secret texts of the stage: in kubeconfigs, join tokens and chart values. It appears in Secrets only.
+pub const PLANTED_SECRET: &str = "planted-secret";
+
+/// File in the simulation's folder with the chart's version.
+const VERSION_FILE: &str = "chart-version";
+
+/// The chart's version `0.N.0` in the flags of a hub that starts now, as N, from the simulation's folder.
+pub fn version_in(folder: &Path) -> u32 {
+    let text = std::fs::read_to_string(folder.join(VERSION_FILE));
+    let version = text.ok().and_then(|text| text.trim().parse().ok());
+    version.unwrap_or(1)
+}
+
+/// Sets the chart's version for the next start of each hub.
+pub(crate) fn set_version(folder: &Path, version: u32) -> io::Result<()> {
+    std::fs::write(folder.join(VERSION_FILE), version.to_string())
+}
 
 /// Writes the archive of version `0.N.0` into `folder`, and returns its path and version.
 ///
@@ -94,4 +111,17 @@ fn hook(name: &str, events: &str, command: &str) -> Value {
             }},
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chart_version_defaults_to_one() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(version_in(folder.path()), 1);
+        std::fs::write(folder.path().join(VERSION_FILE), "7\n").unwrap();
+        assert_eq!(version_in(folder.path()), 7);
+    }
 }

@@ -6,8 +6,7 @@ use std::fmt;
 use krypton_sim_apiserver::server::Change;
 use serde_json::Value;
 
-use crate::faults::END_PREFIX;
-use crate::observe::{Event, HelmEnd, Observation};
+use crate::observe::{END_PREFIX, Event, HelmEnd, Observation};
 use crate::plan::Action;
 
 /// Counts by point. Call [`Coverage::record`] with each observation, and [`Coverage::merge`] with the counts of other

@@ -1,33 +1,31 @@
 //! Carries out the actions of a plan in a simulation, and reports each as [`Event::Fault`] in the text form of the
 //! plan.
 //!
-//! The stage passes `--tenant-values` and `--chart-values-from` with [`VALUES_CONFIG_MAP`] to the hub, and reads
-//! [`chart_version`] at each start of a hub. It creates the namespace [`crate::plan::TENANT_NAMESPACE`] on each
-//! cluster. It creates the first Tenants with [`apply`] from [`crate::plan::Settings::tenant_creations`], because the
-//! oracles record the requests of [`PEOPLE`]. Secrets with kubeconfigs are in the hub's namespace, have the edge
-//! cluster's name, and the labels of [`krypton_types::names::DISCOVERY_LABEL`] and
-//! [`krypton_types::names::OPEN_TO_DEPLOYMENTS_LABEL`].
+//! The stage passes `--tenant-values` and `--chart-values-from` with [`crate::plan::VALUES_CONFIG_MAP`] to the hub,
+//! reads [`chart::version_in`] at each start of a hub, and creates the namespace [`crate::plan::TENANT_NAMESPACE`] on
+//! each cluster. Secrets with kubeconfigs are in the hub's namespace, have the edge cluster's name, and the labels of
+//! [`krypton_types::names::DISCOVERY_LABEL`] and [`krypton_types::names::OPEN_TO_DEPLOYMENTS_LABEL`].
 
 mod answers;
 mod people;
 mod restore;
 
 use jiff::SignedDuration;
-use krypton_sim_apiserver::server::Snapshot;
 
+use crate::chart;
 use crate::conductor::{Health, Simulation};
 use crate::hostile;
 use crate::network::Link;
-use crate::observe::Event;
-use crate::plan::{Action, FOREVER, LinkFault, Plan, RequestFault, Scope, ServerFault, Verbs};
+use crate::observe::{END_PREFIX, Event};
+use crate::plan::{
+    Action, FOREVER, LinkFault, Plan, RequestFault, Scope, ServerFault, Settings, Verbs,
+};
 use crate::stage::{self, Fleet};
 use crate::time::Millis;
 
-pub use people::{FOREIGN_PREFIX, PEOPLE, UserClient, VALUES_CONFIG_MAP};
+pub use people::FOREIGN_PREFIX;
 pub use restore::{REBUILD_WRITER, RESTORE_WRITER};
 
-/// Start of the text of an observation that reports the end of a fault.
-pub const END_PREFIX: &str = "end of ";
 /// Longest fault that is not permanent.
 const MAX_LENGTH: Millis = 24 * 60 * 60 * 1000;
 /// Time between the restarts of two hubs in a rollout.
@@ -37,8 +35,6 @@ const RESTART_TIME: Millis = 500;
 /// Number of attempts of people to repair the fleet after the chaos, and the time between two.
 const ATTEMPTS: u64 = 4;
 const ATTEMPT_INTERVAL: Millis = 20_000;
-/// File in the simulation's folder with the chart's version.
-const VERSION_FILE: &str = "chart-version";
 
 /// Carries out an action. The end of a fault is scheduled with [`Simulation::schedule`].
 pub fn apply(simulation: &mut Simulation, action: &Action) {
@@ -113,6 +109,13 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
     }
 }
 
+/// Creates the Tenants that exist at the start. It reports each creation, because the oracles record what people want.
+pub fn create_tenants(simulation: &mut Simulation, settings: &Settings) {
+    for creation in settings.tenant_creations() {
+        apply(simulation, &creation);
+    }
+}
+
 /// Schedules all steps of a plan, relative to `start`.
 pub fn schedule_steps(simulation: &mut Simulation, plan: &Plan, start: Millis) {
     for step in &plan.steps {
@@ -172,11 +175,6 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
     });
 }
 
-/// Replaces the whole store of a cluster.
-pub(crate) fn rebuild(simulation: &mut Simulation, cluster: &str, empty: Snapshot) {
-    restore::restore(simulation, cluster, empty, REBUILD_WRITER);
-}
-
 /// Lets people orphan Tenants whose release cannot be decoded, as soon as their deletion waits.
 fn orphan_unreadable_tenants(simulation: &mut Simulation, clusters: Vec<String>) {
     for attempt in 0..ATTEMPTS {
@@ -201,27 +199,14 @@ fn invite_expired_agent(simulation: &mut Simulation, edge: String) {
     }
 }
 
-/// The chart's version `0.N.0` in the flags of a hub that starts now, as N.
-pub fn chart_version(simulation: &Simulation) -> u32 {
-    chart_version_in(simulation.folder())
-}
-
-/// Like [`chart_version`], for a program that knows only the simulation's folder.
-pub fn chart_version_in(folder: &std::path::Path) -> u32 {
-    let text = std::fs::read_to_string(folder.join(VERSION_FILE));
-    let version = text.ok().and_then(|text| text.trim().parse().ok());
-    version.unwrap_or(1)
-}
-
 fn crash(simulation: &mut Simulation, host: &str, restart: Millis) {
     simulation.crash(host, (restart != FOREVER).then_some(restart));
 }
 
 /// Restarts the hubs with the new version, one after the other.
 fn roll_out(simulation: &mut Simulation, version: u32) {
-    let file = simulation.folder().join(VERSION_FILE);
-    if let Err(error) = std::fs::write(&file, version.to_string()) {
-        let text = format!("writing {} failed: {error}", file.display());
+    if let Err(error) = chart::set_version(simulation.folder(), version) {
+        let text = format!("writing the chart's version failed: {error}");
         simulation.record(Event::Fault { text });
         return;
     }
@@ -372,13 +357,5 @@ mod tests {
         assert!(link_state(LinkFault::Refuse).refused);
         assert_eq!(link_state(LinkFault::Delay(70)).delay, 70);
         assert_eq!(link_state(LinkFault::Loss(5)).loss, 5);
-    }
-
-    #[test]
-    fn chart_version_defaults_to_one() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(chart_version_in(folder.path()), 1);
-        std::fs::write(folder.path().join(VERSION_FILE), "7\n").unwrap();
-        assert_eq!(chart_version_in(folder.path()), 7);
     }
 }

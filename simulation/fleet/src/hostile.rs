@@ -35,7 +35,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::conductor::{Program, ProgramContext, Simulation};
-use crate::oracles::view::{annotation, label, number, text};
+use crate::object::{annotation, label, number, text};
 use crate::plan::{HOME, SYSTEM_NAMESPACE, TENANT_NAMESPACE};
 
 /// Starts the names of hosts with a hostile agent.

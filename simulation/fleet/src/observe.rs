@@ -6,6 +6,9 @@ use krypton_sim_apiserver::server::Change;
 
 use crate::time::Millis;
 
+/// Start of the text of an observation that reports the end of a fault.
+pub const END_PREFIX: &str = "end of ";
+
 /// Something that happened at a time.
 #[derive(Clone, Debug)]
 pub struct Observation {

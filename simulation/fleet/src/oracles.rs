@@ -24,7 +24,7 @@ mod status;
 #[cfg(test)]
 mod story;
 mod upgrades;
-pub(crate) mod view;
+mod view;
 
 use std::fmt;
 
@@ -34,8 +34,6 @@ use crate::observe::{Event, Observation};
 use crate::plan::Plan;
 use crate::time::Millis;
 
-pub use people::PLANTED_SECRET;
-pub(crate) use view::condition;
 pub use view::{Phase, View};
 
 /// Result of a check. The error is the reason for the violation, in one sentence.

@@ -27,6 +27,11 @@ pub const HOME: &str = "home";
 pub const TWIN_SUFFIX: &str = "-twin";
 /// A namespace whose Secrets the hub discovers, but does not trust.
 pub const UNTRUSTED_NAMESPACE: &str = "elsewhere";
+/// Starts the names of hosts with a copy of an agent.
+pub const COPY_PREFIX: &str = "copy-";
+/// ConfigMap in the hub's namespace with chart values, in the key `values.yaml`. The hub gets it as
+/// `--chart-values-from`.
+pub const VALUES_CONFIG_MAP: &str = "fleet-values";
 /// The length of a permanent fault.
 pub const FOREVER: Millis = Millis::MAX;
 
@@ -121,9 +126,9 @@ pub enum Action {
         name: String,
         action: DeploymentAction,
     },
-    /// Changes the chart's version in the hub's flags, one hub after the other. See [`crate::faults::chart_version`].
+    /// Changes the chart's version in the hub's flags, one hub after the other. See [`crate::chart::version_in`].
     ChartVersion { version: u32 },
-    /// Changes the fleet's values in the ConfigMap [`crate::faults::VALUES_CONFIG_MAP`].
+    /// Changes the fleet's values in the ConfigMap [`VALUES_CONFIG_MAP`].
     Values { number: u32 },
     /// Requests a rotation of the hub's CA.
     RotateCa,

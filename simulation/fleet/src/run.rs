@@ -81,7 +81,7 @@ impl Runner<'_> {
         self.wait_until(START, "all members are connected", |simulation| {
             fleet.all_connected(simulation)
         })?;
-        fleet.create_tenants(&mut self.simulation);
+        faults::create_tenants(&mut self.simulation, &self.plan.settings);
         self.advance(INSTALL)?;
 
         self.enter_phase(Phase::Chaos);

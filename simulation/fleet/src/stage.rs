@@ -33,15 +33,13 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::chart;
 use crate::conductor::{Program, ProgramContext, Simulation};
-use crate::faults::{self, UserClient, VALUES_CONFIG_MAP};
-use crate::observe::Event;
-use crate::oracles::condition;
+use crate::object::condition;
 use crate::plan::{
-    Chart, Edge, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE, UNTRUSTED_NAMESPACE,
+    COPY_PREFIX, Chart, Edge, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE,
+    UNTRUSTED_NAMESPACE, VALUES_CONFIG_MAP,
 };
+use crate::user_client::UserClient;
 
-/// Starts the names of hosts with a copy of an agent.
-pub(crate) const COPY_PREFIX: &str = "copy-";
 const HUB_PORT: u16 = 9443;
 /// Address of the Service for agents.
 const HUB_SERVICE_IP: [u8; 4] = [10, 0, 9, 1];
@@ -117,13 +115,6 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// Creates the Tenants that exist at the start.
-    pub fn create_tenants(&self, simulation: &mut Simulation) {
-        for creation in self.settings.tenant_creations() {
-            faults::apply(simulation, &creation);
-        }
-    }
-
     /// Returns whether all clusters serve Tenants, and all members are connected.
     pub fn all_connected(&self, simulation: &Simulation) -> bool {
         let is_served = |name: &String| serves_tenants(simulation, name);
@@ -191,7 +182,7 @@ fn add_cluster(simulation: &mut Simulation, name: &str, index: usize) -> anyhow:
     create_namespaces(simulation, name)
 }
 
-fn api_server(simulation: &Simulation, name: &str) -> ApiServer {
+pub(crate) fn api_server(simulation: &Simulation, name: &str) -> ApiServer {
     let options = Options {
         name: name.to_owned(),
         version: "v1.36.3".to_owned(),
@@ -201,18 +192,7 @@ fn api_server(simulation: &Simulation, name: &str) -> ApiServer {
     ApiServer::new(options, simulation.wall_time())
 }
 
-/// Replaces a cluster by an empty one at the same address. Its agent stops.
-pub(crate) fn rebuild(simulation: &mut Simulation, cluster: &str) {
-    simulation.crash(&format!("agent-{cluster}"), None);
-    let empty = api_server(simulation, &format!("{cluster} again")).snapshot();
-    faults::rebuild(simulation, cluster, empty);
-    if let Err(error) = create_namespaces(simulation, cluster) {
-        let text = format!("{cluster} gets no namespaces: {error:#}");
-        simulation.record(Event::Fault { text });
-    }
-}
-
-fn create_namespaces(simulation: &mut Simulation, name: &str) -> anyhow::Result<()> {
+pub(crate) fn create_namespaces(simulation: &mut Simulation, name: &str) -> anyhow::Result<()> {
     for namespace in [SYSTEM_NAMESPACE, TENANT_NAMESPACE, UNTRUSTED_NAMESPACE] {
         let namespace = json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace},
@@ -451,7 +431,7 @@ async fn run_hub(
     env: BTreeMap<&'static str, String>,
 ) -> anyhow::Result<()> {
     let root = context.folder.parent().unwrap_or(&context.folder);
-    let number = faults::chart_version_in(root);
+    let number = chart::version_in(root);
     let (path, version) = chart::write_archive(&root.join("charts"), chart, number)?;
     flags.push(format!("--chart-name={}", path.display()));
     flags.push(format!("--chart-version={version}"));

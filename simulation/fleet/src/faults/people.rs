@@ -1,107 +1,25 @@
-//! Actions of people: raw requests to API servers, with the user agent [`PEOPLE`].
+//! Actions of people.
 
 mod members;
 mod tenants;
 
-use bytes::Bytes;
-use http::{Method, Request};
 use krypton_types::{ca_rotation, names};
 use serde_json::{Value, json};
 
 use self::members::perform_member_action;
 use self::tenants::perform_tenant_action;
 use crate::conductor::Simulation;
-use crate::plan::{Action, DeploymentAction, HOME, SYSTEM_NAMESPACE, TENANT_NAMESPACE};
+use crate::plan::{
+    Action, DeploymentAction, SYSTEM_NAMESPACE, TENANT_NAMESPACE, VALUES_CONFIG_MAP,
+};
+use crate::user_client::UserClient;
 pub(super) use members::rejoin_agent;
 pub(super) use tenants::{delete_forged, orphan_unreadable_tenants};
 
-/// User agent of all requests of people.
-pub const PEOPLE: &str = "people/1.0";
-/// ConfigMap in the hub's namespace with chart values, in the key `values.yaml`. The hub gets it as
-/// `--chart-values-from`.
-pub const VALUES_CONFIG_MAP: &str = "fleet-values";
 /// Starts the keys of labels, annotations and finalizers that people write.
 pub const FOREIGN_PREFIX: &str = "people.example/";
 
 const KRYPTON_API: &str = "/apis/mesh.openkcm.io/v1alpha1";
-const MERGE_PATCH: &str = "application/merge-patch+json";
-const JSON: &str = "application/json";
-
-/// A client of people for one cluster. No link delays its requests, and no fault of the API server affects them.
-#[derive(Debug)]
-pub struct UserClient<'a> {
-    pub simulation: &'a mut Simulation,
-    pub cluster: &'a str,
-}
-
-impl<'a> UserClient<'a> {
-    pub fn new(simulation: &'a mut Simulation, cluster: &'a str) -> Self {
-        Self {
-            simulation,
-            cluster,
-        }
-    }
-
-    /// Returns a client for the home cluster.
-    pub fn for_home(simulation: &'a mut Simulation) -> Self {
-        Self {
-            simulation,
-            cluster: HOME,
-        }
-    }
-
-    /// Sends a request. Returns the code and the body, `Null` if it is not JSON.
-    pub fn send(
-        &mut self,
-        method: Method,
-        path: &str,
-        content_type: &str,
-        body: &Value,
-    ) -> (u16, Value) {
-        let bytes = match body {
-            Value::Null => Bytes::new(),
-            body => Bytes::from(body.to_string()),
-        };
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("user-agent", PEOPLE)
-            .header("accept", JSON)
-            .header("content-type", content_type)
-            .body(bytes);
-        let Ok(request) = request else {
-            return (0, Value::Null);
-        };
-        match self.simulation.request(self.cluster, &request) {
-            Some(response) => {
-                let body = serde_json::from_slice(response.body()).unwrap_or_default();
-                (response.status().as_u16(), body)
-            }
-            None => (0, Value::Null),
-        }
-    }
-
-    pub fn create(&mut self, path: &str, object: &Value) -> u16 {
-        self.send(Method::POST, path, JSON, object).0
-    }
-
-    pub fn patch(&mut self, path: &str, patch: &Value) -> u16 {
-        self.send(Method::PATCH, path, MERGE_PATCH, patch).0
-    }
-
-    pub fn replace(&mut self, path: &str, object: &Value) -> u16 {
-        self.send(Method::PUT, path, JSON, object).0
-    }
-
-    pub fn delete(&mut self, path: &str) -> u16 {
-        self.send(Method::DELETE, path, JSON, &Value::Null).0
-    }
-
-    pub fn get(&mut self, path: &str) -> Option<Value> {
-        let (code, body) = self.send(Method::GET, path, JSON, &Value::Null);
-        (code == 200).then_some(body)
-    }
-}
 
 /// Executes an action of a user.
 pub(super) fn perform(simulation: &mut Simulation, action: &Action) {

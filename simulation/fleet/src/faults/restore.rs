@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::conductor::Simulation;
 use crate::observe::Event;
+use crate::stage;
 
 /// Writer of the changes that a restore makes.
 pub const RESTORE_WRITER: &str = "etcd-restore";
@@ -35,6 +36,17 @@ type Objects = BTreeMap<Key, Arc<Value>>;
 
 /// Writer of the changes that the rebuild of a cluster makes.
 pub const REBUILD_WRITER: &str = "cluster-rebuild";
+
+/// Replaces a cluster by an empty one at the same address. Its agent stops.
+pub(super) fn rebuild(simulation: &mut Simulation, cluster: &str) {
+    simulation.crash(&format!("agent-{cluster}"), None);
+    let empty = stage::api_server(simulation, &format!("{cluster} again")).snapshot();
+    restore(simulation, cluster, empty, REBUILD_WRITER);
+    if let Err(error) = stage::create_namespaces(simulation, cluster) {
+        let text = format!("{cluster} gets no namespaces: {error:#}");
+        simulation.record(Event::Fault { text });
+    }
+}
 
 /// Restores the store, and reports the changes with this writer.
 pub(super) fn restore(

@@ -4,12 +4,10 @@ use krypton_sim_apiserver::server::Key;
 use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, tenant_release};
 use serde_json::Value;
 
-use super::view::{
-    annotation, condition_text, is_ready, is_terminating, krypton_key, text, workspace,
-};
+use super::view::{is_ready, krypton_key, workspace};
 use super::{CheckResult, Oracle, View, ensure, stateless};
-use crate::faults::VALUES_CONFIG_MAP;
-use crate::plan::{Access, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE};
+use crate::object::{annotation, condition_text, is_terminating, text};
+use crate::plan::{Access, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE, VALUES_CONFIG_MAP};
 
 pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![

@@ -6,10 +6,10 @@ use krypton_types::names::{EPOCH_CONFIG_MAP, HUB_LEASE};
 
 use super::leases::MEMBER_LEASE;
 use super::releases::started_run;
-use super::view::{agent_cluster, condition, holder, is_krypton, is_product, object_update, text};
+use super::view::{agent_cluster, holder, is_krypton, is_product, object_update};
 use super::{AttributedWrite, CheckResult, Oracle, Phase, View, ensure};
-use crate::faults::END_PREFIX;
-use crate::observe::{Event, HelmEnd, Observation};
+use crate::object::{condition, text};
+use crate::observe::{END_PREFIX, Event, HelmEnd, Observation};
 use crate::plan::{Access, Action, FOREVER, HOME, TenantAction};
 use crate::time::Millis;
 

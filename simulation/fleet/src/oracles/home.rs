@@ -2,8 +2,8 @@
 
 use krypton_types::names::GROUP;
 
-use super::view::condition;
 use super::{CheckResult, Oracle, View, ensure, stateless};
+use crate::object::condition;
 use crate::plan::HOME;
 
 pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {

@@ -6,10 +6,10 @@ use krypton_types::names::{EPOCH_CONFIG_MAP, GROUP, PLACED_ON_ANNOTATION};
 use serde_json::Value;
 
 use super::handover::{UnexpectedAction, changes_content};
-use super::view::{annotation, condition, is_krypton, number, object_update, text};
+use super::view::{is_krypton, object_update};
 use super::{CheckResult, Oracle, Phase, View, ensure, stateless};
-use crate::faults::END_PREFIX;
-use crate::observe::{Event, Observation};
+use crate::object::{annotation, condition, number, text};
+use crate::observe::{END_PREFIX, Event, Observation};
 use crate::plan::{Action, HOME};
 use crate::time::Millis;
 

@@ -8,9 +8,10 @@ use krypton_types::names::{EPOCH_CONFIG_MAP, GROUP, HUB_LEASE};
 use serde_json::Value;
 
 use super::releases::started_run;
-use super::view::{holder, is_krypton, number, object_update, text};
+use super::view::{holder, is_krypton, object_update};
 use super::{AttributedWrite, CheckResult, Oracle, View, ensure, stateless};
 use crate::faults::RESTORE_WRITER;
+use crate::object::{number, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, SYSTEM_NAMESPACE};
 use crate::time::Millis;

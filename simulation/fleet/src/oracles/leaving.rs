@@ -7,13 +7,13 @@ use krypton_types::names::{GROUP, ORPHAN_ANNOTATION, UNINSTALL_FINALIZER};
 use serde_json::Value;
 
 use super::releases::started_run;
-use super::view::{
-    annotation, finalizer_removal, has_finalizer, is_product, is_terminating, label, text,
-};
+use super::view::{finalizer_removal, is_product};
 use super::{CheckResult, Oracle, View, ensure, stateless};
-use crate::faults::{PEOPLE, REBUILD_WRITER};
+use crate::faults::REBUILD_WRITER;
+use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{Action, HOME, MemberAction, SYSTEM_NAMESPACE, Settings, UNTRUSTED_NAMESPACE};
+use crate::user_client::PEOPLE;
 
 pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     vec![

@@ -17,11 +17,9 @@ use serde_json::Value;
 
 use super::leases::MEMBER_LEASE;
 use super::releases::started_run;
-use super::view::{
-    annotation, condition, condition_text, is_krypton, is_product, is_ready, is_terminating, label,
-    number, reconciling_member, text, workspace,
-};
+use super::view::{is_krypton, is_product, is_ready, reconciling_member, workspace};
 use super::{CheckResult, Oracle, Phase, View, ensure, stateless};
+use crate::object::{annotation, condition, condition_text, is_terminating, label, number, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{Chart, HOME, Settings};
 use crate::time::Millis;

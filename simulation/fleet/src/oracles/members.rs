@@ -7,12 +7,10 @@ use krypton_types::names::{
 use serde_json::Value;
 
 use super::releases::started_run;
-use super::view::{
-    ReleaseOwner, annotation, condition, finalizer_removal, is_product, is_terminating,
-    krypton_key, label, object_update, text,
-};
+use super::view::{ReleaseOwner, finalizer_removal, is_product, krypton_key, object_update};
 use super::{CheckResult, Oracle, View, ensure, stateless};
 use crate::faults::RESTORE_WRITER;
+use crate::object::{annotation, condition, is_terminating, label, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE, TWIN_SUFFIX};
 use crate::time::Millis;

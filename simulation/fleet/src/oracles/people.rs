@@ -3,16 +3,16 @@
 use krypton_types::names::{CA_SECRET, GROUP, MANAGED_BY_HUB, MANAGED_BY_LABEL};
 use serde_json::{Value, json};
 
-use super::view::{is_product, is_terminating, label};
+use super::view::is_product;
 use super::{CheckResult, Oracle, View, ensure, stateless};
+use crate::chart::PLANTED_SECRET;
 use crate::faults::FOREIGN_PREFIX;
+use crate::object::{is_terminating, label};
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::plan::{Action, HOME, SYSTEM_NAMESPACE};
 use crate::time::Millis;
 use krypton_sim_apiserver::server::Change;
 
-/// Start of all secret texts of the stage: in kubeconfigs, join tokens and chart values. It appears in Secrets only.
-pub const PLANTED_SECRET: &str = "planted-secret";
 /// Label on namespaces that Krypton has created.
 const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
 const WATCH_LAG: Millis = 30_000;

@@ -9,11 +9,9 @@ use krypton_types::names::{
 use serde_json::{Value, json};
 
 use super::releases::{started_run, tenant_of_run};
-use super::view::{
-    annotation, condition, condition_text, is_krypton, is_placed_copy, is_terminating, krypton_key,
-    object_update, reconciling_member, text,
-};
+use super::view::{is_krypton, is_placed_copy, krypton_key, object_update, reconciling_member};
 use super::{CheckResult, Oracle, View, ensure, stateless};
+use crate::object::{annotation, condition, condition_text, is_terminating, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;

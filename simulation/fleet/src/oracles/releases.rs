@@ -9,15 +9,13 @@ use krypton_types::names::{
 };
 use serde_json::Value;
 
-use super::view::{
-    ReleaseOwner, Run, annotation, finalizer_removal, has_finalizer, is_placed_copy, is_product,
-    is_terminating, krypton_key, label, text,
-};
+use super::view::{ReleaseOwner, Run, finalizer_removal, is_placed_copy, is_product, krypton_key};
 use super::{CheckResult, Oracle, View, ensure, stateless};
-use crate::faults::PEOPLE;
+use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
+use crate::user_client::PEOPLE;
 
 /// Time in which a watch delivers a change to a process, if no fault delays it.
 const WATCH_LAG: Millis = 30_000;

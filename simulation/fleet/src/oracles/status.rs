@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use krypton_types::names::{GROUP, tenant_release};
 use serde_json::Value;
 
-use super::view::{condition, is_krypton, number, text, workspace};
+use super::view::{is_krypton, workspace};
 use super::{CheckResult, Oracle, View, ensure, stateless};
 use crate::faults::RESTORE_WRITER;
+use crate::object::{condition, number, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings};
 use crate::time::Millis;

@@ -8,9 +8,9 @@ use krypton_types::names::GROUP;
 use serde_json::{Value, json};
 
 use super::{Oracles, Phase, Violation};
-use crate::faults::PEOPLE;
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::time::Millis;
+use crate::user_client::PEOPLE;
 
 const PLAN: &str =
     "hubs 2\nedges edge-1:agent edge-2:kubeconfig\nself-cluster yes\nchaos 60.000\nquiet 90.000\n";

@@ -4,9 +4,10 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::{Declarations, ObjectId, objects};
 use serde_json::Value;
 
-use super::view::{annotation, is_helm, is_product, object_update, revision_number, text};
+use super::view::{is_helm, is_product, object_update, revision_number};
 use super::{CheckResult, Oracle, View, ensure, stateless};
 use crate::faults::{REBUILD_WRITER, RESTORE_WRITER};
+use crate::object::{annotation, text};
 use crate::observe::{Event, Observation};
 use crate::plan::Settings;
 

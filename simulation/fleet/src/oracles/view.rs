@@ -9,8 +9,9 @@ use krypton_sim_apiserver::server::{Change, Key};
 use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL};
 use serde_json::Value;
 
+use crate::object::{annotation, condition, has_finalizer, is_terminating, label, number, text};
 use crate::observe::{Event, Observation};
-use crate::plan::{Action, HOME, Plan, ServerFault, Settings, TENANT_NAMESPACE};
+use crate::plan::{Action, COPY_PREFIX, HOME, Plan, ServerFault, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
 
 /// The phase of a run.
@@ -363,7 +364,7 @@ pub(crate) fn krypton_key(resource: &str, namespace: &str, name: &str) -> Key {
 /// The cluster of an agent's host, or of its copy.
 pub(crate) fn agent_cluster(host: &str) -> Option<&str> {
     host.strip_prefix("agent-")
-        .or_else(|| host.strip_prefix(crate::stage::COPY_PREFIX))
+        .or_else(|| host.strip_prefix(COPY_PREFIX))
 }
 
 /// Whether Krypton or its Helm wrote, by the user agent.
@@ -385,38 +386,6 @@ pub(crate) fn is_placed_copy(tenant: &Value) -> bool {
         && annotation(tenant, HOME_UID_ANNOTATION).is_some()
 }
 
-pub(crate) fn is_terminating(object: &Value) -> bool {
-    field(object, "/metadata/deletionTimestamp").is_some()
-}
-
-/// Returns the field at a JSON pointer without escapes and numbers. Unlike [`Value::pointer`], it copies no names.
-fn field<'a>(object: &'a Value, pointer: &str) -> Option<&'a Value> {
-    let mut names = pointer.split('/').skip(1);
-    names.try_fold(object, |value, name| value.get(name))
-}
-
-/// Text at a JSON pointer, or an empty text.
-pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    let text = field(object, pointer).and_then(Value::as_str);
-    text.unwrap_or_default()
-}
-
-pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    field(object, "/metadata/annotations")?.get(key)?.as_str()
-}
-
-pub(crate) fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    field(object, "/metadata/labels")?.get(key)?.as_str()
-}
-
-pub(crate) fn has_finalizer(object: &Value, name: &str) -> bool {
-    let finalizers = field(object, "/metadata/finalizers").and_then(Value::as_array);
-    finalizers
-        .into_iter()
-        .flatten()
-        .any(|each| each.as_str() == Some(name))
-}
-
 pub(crate) fn holder(lease: &Value) -> &str {
     text(lease, "/spec/holderIdentity")
 }
@@ -424,10 +393,6 @@ pub(crate) fn holder(lease: &Value) -> &str {
 /// Revision of a release Secret.
 pub(crate) fn revision_number(secret: &Value) -> Option<u32> {
     text(secret, "/metadata/labels/version").parse().ok()
-}
-
-pub(crate) fn number(object: &Value, pointer: &str) -> Option<u64> {
-    field(object, pointer)?.as_u64()
 }
 
 /// The cluster, the change, and the object before and after, if the change replaced an object.
@@ -473,25 +438,4 @@ pub(crate) fn workspace(tenant: &Value) -> &str {
 pub(crate) fn is_ready(object: &Value) -> bool {
     number(object, "/status/observedGeneration") == number(object, "/metadata/generation")
         && condition(object, "Ready").is_some_and(|(status, _)| status == "True")
-}
-
-/// Status, reason and message of a condition, as text.
-pub(crate) fn condition_text(object: &Value, kind: &str) -> String {
-    let condition = find_condition(object, kind);
-    condition.map_or("none".to_owned(), |condition| {
-        let [status, reason, message] =
-            ["/status", "/reason", "/message"].map(|field| text(condition, field));
-        format!("{status} {reason}: {message}")
-    })
-}
-
-/// Status and reason of a condition.
-pub(crate) fn condition<'a>(object: &'a Value, kind: &str) -> Option<(&'a str, &'a str)> {
-    let condition = find_condition(object, kind)?;
-    Some((text(condition, "/status"), text(condition, "/reason")))
-}
-
-fn find_condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
-    let mut conditions = field(object, "/status/conditions")?.as_array()?.iter();
-    conditions.find(|condition| text(condition, "/type") == kind)
 }

@@ -5,13 +5,14 @@ use base64::engine::general_purpose::STANDARD;
 use krypton_types::names;
 use serde_json::{Value, json};
 
-use super::{KRYPTON_API, UserClient, text};
+use super::{KRYPTON_API, text};
 use crate::conductor::Simulation;
 use crate::faults;
 use crate::observe::Event;
 use crate::plan::{Action, MemberAction, SYSTEM_NAMESPACE, TWIN_SUFFIX, UNTRUSTED_NAMESPACE};
 use crate::stage;
 use crate::time::Millis;
+use crate::user_client::UserClient;
 
 /// Time in which a replaced EdgeCluster disappears.
 const REPLACEMENT_DELAY: Millis = 5_000;
@@ -47,7 +48,7 @@ pub(super) fn perform_member_action(
             client.patch(&path, &json!({"metadata": {"annotations": annotations}}));
             return;
         }
-        MemberAction::Rebuild => return stage::rebuild(simulation, member),
+        MemberAction::Rebuild => return faults::restore::rebuild(simulation, member),
         MemberAction::Replace => return replace_member(simulation, member),
         MemberAction::Rejoin => return rejoin_agent(simulation, member),
         MemberAction::AddTwin { .. } => return add_twin(simulation, member, action),

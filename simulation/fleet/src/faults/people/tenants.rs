@@ -6,9 +6,10 @@ use krypton_sim_apiserver::server::Key;
 use krypton_types::names;
 use serde_json::{Value, json};
 
-use super::{FOREIGN_PREFIX, KRYPTON_API, UserClient, text};
+use super::{FOREIGN_PREFIX, KRYPTON_API, text};
 use crate::conductor::Simulation;
 use crate::plan::{Settings, TENANT_NAMESPACE, TenantAction};
+use crate::user_client::UserClient;
 
 /// Label on revisions that people have forged.
 const FORGED_LABEL: &str = "people.example/forged";

@@ -11,14 +11,15 @@ use krypton_types::names::{
 use serde_json::Value;
 
 use super::{
-    Phase, ReleaseOwner, Renewal, Run, View, agent_cluster, annotation, has_finalizer, holder,
-    is_placed_copy, is_product, is_terminating, label, text,
+    Phase, ReleaseOwner, Renewal, Run, View, agent_cluster, holder, is_placed_copy, is_product,
 };
-use crate::faults::{END_PREFIX, PEOPLE, REBUILD_WRITER, RESTORE_WRITER};
-use crate::observe::{Event, Observation};
+use crate::faults::{REBUILD_WRITER, RESTORE_WRITER};
+use crate::object::{annotation, has_finalizer, is_terminating, label, text};
+use crate::observe::{END_PREFIX, Event, Observation};
 use crate::oracles::AttributedWrite;
 use crate::plan::{Action, FOREVER, ServerFault, Settings};
 use crate::time::Millis;
+use crate::user_client::PEOPLE;
 
 /// Time in which a resumed machine finishes overdue work.
 const RESUME_TIME: Millis = 1_000;
