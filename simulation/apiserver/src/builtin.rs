@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::resources::{Generation, Kind, Normalize};
+use crate::crd::defaults as crd;
+use crate::kind::{Generation, Kind, Normalize};
 
 /// Group, resource, kind and singular name, short names, scope, whether there is a status, generation, type.
 type KindRow = (
@@ -174,7 +175,7 @@ pub(crate) fn set_defaults(kind: &Kind, object: &mut Value) {
         "deployments" | "statefulsets" | "replicasets" if kind.group == "apps" => {
             set_default(object, "/spec/replicas", 1.into());
         }
-        "customresourcedefinitions" => crate::crd::set_defaults(object),
+        "customresourcedefinitions" => crd::set_defaults(object),
         "jobs" => {
             set_default(object, "/spec/completions", 1.into());
             set_default(object, "/spec/parallelism", 1.into());
@@ -229,7 +230,7 @@ fn set_default(object: &mut Value, pointer: &str, value: Value) {
 /// Sets the status that a kind has from its creation.
 pub(crate) fn set_initial_status(kind: &Kind, object: &mut Value) {
     let status = match kind.resource.as_str() {
-        "customresourcedefinitions" => crate::crd::initial_status(object),
+        "customresourcedefinitions" => crd::initial_status(object),
         "persistentvolumeclaims" | "pods" => serde_json::json!({"phase": "Pending"}),
         "services" => serde_json::json!({"loadBalancer": {}}),
         "deployments" | "jobs" | "cronjobs" | "resourcequotas" => Value::Object(Map::new()),

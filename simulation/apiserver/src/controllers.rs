@@ -1,63 +1,20 @@
-//! Controllers: their queue, and the tasks that follow from a write. Namespaces, workloads, owners and CRDs have their
-//! own modules.
+//! Controllers: the tasks that follow from a write. Namespaces, workloads, owners and CRDs have their own modules.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::objects::{DeletionResult, Write};
-use crate::resources::Kind;
-use crate::server::{ApiServer, Key};
-use crate::store::{Store, StoredObject, WriteRecord};
+use crate::key::Key;
+use crate::kind::Kind;
+use crate::server::ApiServer;
+use crate::store::{StoredObject, WriteRecord};
+use crate::tasks::{Task, Tasks};
+use crate::write::{DeletionResult, Write};
 use crate::{crd, garbage, meta, namespaces, workloads};
 
 /// Name of the controllers, also as a field manager.
 pub(crate) const CONTROLLER_NAME: &str = "kube-controller-manager";
-
-/// A task of a controller.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Task {
-    Namespace(String),
-    Crd(String),
-    Workload(Key),
-    /// Checks the dependents of an owner, by its UID.
-    Owner(String),
-    /// Checks the owners of an object.
-    Dependent(Key),
-}
-
-/// Tasks with their due times.
-#[derive(Debug, Default)]
-pub(crate) struct Tasks(BTreeSet<(Timestamp, Task)>);
-
-impl Tasks {
-    pub(crate) fn next_due(&self) -> Option<Timestamp> {
-        self.0.first().map(|(due, _)| *due)
-    }
-
-    pub(crate) fn add(&mut self, due: Timestamp, task: Task) {
-        self.0.insert((due, task));
-    }
-
-    fn pop_due(&mut self, now: Timestamp) -> Option<(Timestamp, Task)> {
-        match self.next_due()? <= now {
-            true => self.0.pop_first(),
-            false => None,
-        }
-    }
-
-    /// Schedules a check of all objects of a restored store.
-    pub(crate) fn reschedule_all(&mut self, store: &Store) {
-        self.0.clear();
-        for (_, entry) in store.objects() {
-            for task in initial_tasks(entry) {
-                self.add(Timestamp::UNIX_EPOCH, task);
-            }
-        }
-    }
-}
 
 fn initial_tasks(entry: &StoredObject) -> Vec<Task> {
     let key = &entry.key;
@@ -78,6 +35,16 @@ fn initial_tasks(entry: &StoredObject) -> Vec<Task> {
 }
 
 impl ApiServer {
+    /// Schedules a check of all objects of a restored store.
+    pub(crate) fn reschedule_all(&mut self) {
+        self.tasks = Tasks::default();
+        for (_, entry) in self.store.objects() {
+            for task in initial_tasks(entry) {
+                self.tasks.add(Timestamp::UNIX_EPOCH, task);
+            }
+        }
+    }
+
     /// Schedules the work that follows from a write.
     pub(crate) fn observe(&mut self, record: &WriteRecord, now: Timestamp) {
         let due = now + self.options.controller_delay;

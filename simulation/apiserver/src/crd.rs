@@ -1,14 +1,18 @@
 //! CustomResourceDefinitions: conditions, serving and deletion.
 
+pub(crate) mod defaults;
+
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use self::defaults::initial_status;
+use crate::key::Key;
+use crate::kind::{Generation, Kind};
 use crate::meta;
-use crate::resources::{Generation, Kind};
 use crate::schema::StructuralSchema;
-use crate::server::{ApiServer, Key};
+use crate::server::ApiServer;
 use crate::store::{self, WriteRecord};
 
 const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
@@ -17,39 +21,6 @@ const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 pub(crate) fn needs_sync(record: &WriteRecord) -> bool {
     let generation = |object: &Arc<Value>| object["metadata"]["generation"].clone();
     record.before.as_ref().map(generation) != record.after.as_ref().map(generation)
-}
-
-/// Completes a new or changed CRD.
-pub(crate) fn set_defaults(object: &mut Value) {
-    let spec = &mut object["spec"];
-    if spec["conversion"].is_null() {
-        spec["conversion"] = json!({"strategy": "None"});
-    }
-    let kind = spec["names"]["kind"]
-        .as_str()
-        .unwrap_or_default()
-        .to_owned();
-    if spec["names"]["singular"].is_null() {
-        spec["names"]["singular"] = kind.to_lowercase().into();
-    }
-    if spec["names"]["listKind"].is_null() {
-        spec["names"]["listKind"] = format!("{kind}List").into();
-    }
-}
-
-/// Returns the status of a new CRD.
-pub(crate) fn initial_status(object: &Value) -> Value {
-    let versions = object["spec"]["versions"].as_array();
-    let versions = versions.into_iter().flatten();
-    let stored: Vec<Value> = versions
-        .filter(|version| version["storage"] == true)
-        .map(|version| version["name"].clone())
-        .collect();
-    json!({
-        "acceptedNames": {"kind": "", "plural": ""},
-        "conditions": null,
-        "storedVersions": stored,
-    })
 }
 
 fn set_condition(object: &mut Value, condition: [&str; 4], now: Timestamp) {

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
+use crate::kind::Kind;
 use crate::request::go_type;
-use crate::resources::Kind;
 
 /// Returns the decoder's message for a field of the wrong type, if the kind has one of these mistakes.
 pub(crate) fn problem(kind: &Kind, object: &Value) -> Option<String> {

@@ -8,8 +8,8 @@ use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::kind::Kind;
 use crate::request::ApiRequest;
-use crate::resources::Kind;
 use crate::server::{Answer, ApiServer};
 use crate::status::{Failure, Outcome, respond};
 

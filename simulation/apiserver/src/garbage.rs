@@ -3,10 +3,11 @@
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::controllers::{Task, Tasks};
+use crate::key::Key;
 use crate::meta;
-use crate::server::{ApiServer, Key};
+use crate::server::ApiServer;
 use crate::store::{Store, WriteRecord};
+use crate::tasks::{Task, Tasks};
 
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";

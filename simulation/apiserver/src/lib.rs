@@ -5,6 +5,7 @@
 //! because a model must not guess. It knows nothing of Krypton.
 
 mod builtin;
+mod cause;
 pub mod conformance;
 mod controllers;
 mod crd;
@@ -12,6 +13,8 @@ mod decoder;
 mod discovery;
 pub mod fields;
 mod garbage;
+mod key;
+mod kind;
 mod list;
 mod managed;
 mod meta;
@@ -27,8 +30,10 @@ mod selectors;
 pub mod server;
 mod status;
 mod store;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod validate;
 mod watch;
 mod workloads;
+mod write;

@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
 
+use crate::cause::Cause;
+use crate::kind::Kind;
 use crate::render::{self, RenderedObject};
-use crate::request::{ApiRequest, View};
-use crate::resources::Kind;
+use crate::request::{ApiRequest, View, parse_version};
 use crate::selectors::Selector;
 use crate::server::{Answer, ApiServer};
-use crate::status::{Cause, Failure, Outcome, respond};
+use crate::status::{Failure, Outcome, respond};
 use crate::store;
 
 /// Content of a continue token.
@@ -78,16 +79,6 @@ struct Page {
     objects: Vec<Arc<Value>>,
     /// Name after which the next page starts, and the number of further objects.
     next_page: Option<(String, usize)>,
-}
-
-/// Parses a `resourceVersion`.
-pub(crate) fn parse_version(text: &str) -> Outcome<u64> {
-    text.parse().map_err(|_| {
-        Failure::bad_request(format!(
-            "invalid resource version: resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: \
-             invalid syntax"
-        ))
-    })
 }
 
 /// Checks the combination of `resourceVersion`, `resourceVersionMatch`, `continue` and `sendInitialEvents`.

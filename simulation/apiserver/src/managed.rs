@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use crate::fields::{self, Schema, Writer};
-use crate::objects::Write;
+use crate::kind::Kind;
 use crate::render;
-use crate::resources::Kind;
 use crate::status::{Failure, Outcome};
+use crate::write::Write;
 
 fn writer<'a>(write: &'a Write, api_version: &'a str) -> Writer<'a> {
     Writer {

@@ -1,6 +1,6 @@
 //! Valid names of objects.
 
-use crate::resources::Kind;
+use crate::kind::Kind;
 
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or \
     '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::key::Key;
 use crate::meta;
-use crate::server::{ApiServer, Key};
+use crate::server::ApiServer;
 
 pub(crate) const SYSTEM_NAMESPACES: [&str; 4] =
     ["default", "kube-node-lease", "kube-public", "kube-system"];

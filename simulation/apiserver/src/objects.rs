@@ -4,53 +4,21 @@ mod conversion;
 
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use self::conversion::{check_type, to_stored_form};
 use crate::builtin;
+use crate::cause::Cause;
+use crate::kind::{Generation, Kind};
 use crate::managed;
 use crate::meta;
 use crate::names;
-use crate::resources::{Generation, Kind};
-use crate::server::{ApiServer, Key};
-use crate::status::{Cause, Failure, Outcome};
+use crate::server::ApiServer;
+use crate::status::{Failure, Outcome};
 use crate::validate;
+use crate::write::{DeletionResult, Write};
 
 pub(crate) use conversion::{decode, strict_problem};
-
-/// A write of one object.
-#[derive(Clone, Debug)]
-pub(crate) struct Write {
-    pub(crate) kind: Arc<Kind>,
-    pub(crate) namespace: String,
-    /// Empty for a POST.
-    pub(crate) name: String,
-    pub(crate) subresource: String,
-    pub(crate) field_manager: String,
-    /// Whether server-side apply has set the managed fields.
-    pub(crate) is_apply: bool,
-    /// The parameter `fieldValidation`.
-    pub(crate) field_validation: String,
-    pub(crate) dry_run: bool,
-    pub(crate) now: Timestamp,
-    /// User agent or name of the controller.
-    pub(crate) author: String,
-}
-
-impl Write {
-    pub(crate) fn key(&self) -> Key {
-        self.kind.key(&self.namespace, &self.name)
-    }
-
-    fn invalid(&self, causes: &[Cause]) -> Box<Failure> {
-        Failure::invalid(&self.kind, &self.name, causes)
-    }
-
-    fn writes_status(&self) -> bool {
-        self.subresource == "status"
-    }
-}
 
 /// Metadata that only the server sets.
 const SYSTEM_METADATA: [&str; 6] = [
@@ -343,13 +311,6 @@ impl ApiServer {
             false => self.commit(write, Some(next)),
         }))
     }
-}
-
-/// Result of a DELETE.
-#[derive(Debug)]
-pub(crate) enum DeletionResult {
-    Gone(Arc<Value>),
-    Remains(Arc<Value>),
 }
 
 pub(crate) fn is_crd(kind: &Kind) -> bool {

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use crate::cause::Cause;
 use crate::managed;
 use crate::meta;
-use crate::objects::{self, Write};
+use crate::objects;
 use crate::request::{ApiRequest, go_type};
 use crate::server::ApiServer;
-use crate::status::{Cause, Failure, Outcome};
+use crate::status::{Failure, Outcome};
+use crate::write::Write;
 
 /// Applies a merge patch as in RFC 7396.
 pub(crate) fn merge(target: &mut Value, patch: &Value) {

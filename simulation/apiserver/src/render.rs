@@ -4,8 +4,8 @@ use bytes::Bytes;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
+use crate::kind::Kind;
 use crate::request::View;
-use crate::resources::Kind;
 
 /// An object in the form of a response.
 #[derive(Clone, Copy, Debug)]

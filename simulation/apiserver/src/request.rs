@@ -5,7 +5,8 @@ use http::{HeaderMap, Method, Request, header};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::status::{Cause, Failure, Outcome};
+use crate::cause::Cause;
+use crate::status::{Failure, Outcome};
 
 /// Form of the objects in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +62,16 @@ impl Query {
             }),
         }
     }
+}
+
+/// Parses a `resourceVersion`.
+pub(crate) fn parse_version(text: &str) -> Outcome<u64> {
+    text.parse().map_err(|_| {
+        Failure::bad_request(format!(
+            "invalid resource version: resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: \
+             invalid syntax"
+        ))
+    })
 }
 
 fn percent_decode(text: &str) -> String {

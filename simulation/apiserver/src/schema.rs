@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use regex::Regex;
 use serde_json::{Map, Value};
 
-use crate::status::Cause;
+use crate::cause::Cause;
 
 /// A structural schema with its compiled patterns.
 #[derive(Debug)]

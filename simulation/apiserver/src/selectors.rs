@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::resources::Kind;
+use crate::kind::Kind;
 use crate::status::{Failure, Outcome};
 
 #[derive(Clone, Debug, Default)]

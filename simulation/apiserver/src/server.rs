@@ -10,15 +10,20 @@ use jiff::Timestamp;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use crate::controllers::Tasks;
-use crate::objects::{DeletionResult, Write};
+use crate::cause::Cause;
+use crate::kind::Kind;
+use crate::meta;
 use crate::render::{self, RenderedObject};
-use crate::request::{ApiRequest, View};
-use crate::resources::{Kind, Kinds};
-use crate::status::{self, Cause, Failure, Outcome, respond};
+use crate::request::{ApiRequest, View, parse_version};
+use crate::resources::Kinds;
+use crate::status::{self, Failure, Outcome, respond};
 use crate::store::{self, Store};
-use crate::watch::Watches;
-use crate::{list, meta};
+use crate::tasks::Tasks;
+use crate::watch::{self, Watches};
+use crate::write::{DeletionResult, Write};
+
+pub use crate::key::Key;
+pub use crate::watch::{Events, WatchId};
 
 /// Settings of one server.
 #[derive(Clone, Debug)]
@@ -52,53 +57,11 @@ pub struct ApiServer {
     hash_count: u64,
 }
 
-/// A watch that a client has opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct WatchId(pub u64);
-
 #[derive(Debug)]
 pub enum Answer {
     Complete(Response<Bytes>),
     /// The head of a watch's response. Its body follows in parts from [`ApiServer::take_events`].
     Watch(Response<()>, WatchId),
-}
-
-/// Events and bookmarks that a watch has yet to send.
-#[derive(Debug, Default)]
-pub struct Events {
-    /// One JSON document each, with its final newline.
-    pub lines: Vec<Bytes>,
-    /// Whether the server has ended the watch after these lines.
-    pub ended: bool,
-}
-
-/// Identity of an object.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
-    /// Empty for the core group. Events of `events.k8s.io` belong to the core group too.
-    pub group: String,
-    /// Plural, such as `tenants`.
-    pub resource: String,
-    /// Empty for cluster-scoped objects.
-    pub namespace: String,
-    pub name: String,
-}
-
-impl Key {
-    pub fn new(group: &str, resource: &str, namespace: &str, name: &str) -> Self {
-        Self {
-            group: group.to_owned(),
-            resource: resource.to_owned(),
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        }
-    }
-
-    /// Returns the key of a CRD.
-    pub fn of_crd(name: &str) -> Self {
-        let group = "apiextensions.k8s.io";
-        Self::new(group, "customresourcedefinitions", "", name)
-    }
 }
 
 /// A write to the store.
@@ -225,7 +188,7 @@ impl ApiServer {
         self.watches.end_all();
         self.store = snapshot.store;
         self.kinds = snapshot.kinds;
-        self.tasks.reschedule_all(&self.store);
+        self.reschedule_all();
     }
 
     /// Writes or deletes an object and reports the write to watches and controllers.
@@ -440,7 +403,8 @@ impl ApiServer {
             Method::GET if request.query.is_true("watch") => {
                 let object = self.get_object(request, target)?;
                 let line = render::json_line(&rendered(kind, view, &object));
-                Ok(self.watches.open_ended(request.now, kind, line))
+                let id = self.watches.open_ended(request.now, kind, line);
+                Ok(Answer::Watch(watch::response_head(), id))
             }
             Method::GET => {
                 let object = self.get_object(request, target)?;
@@ -468,7 +432,7 @@ impl ApiServer {
     fn get_object(&self, request: &ApiRequest<'_>, target: &Target) -> Outcome<Arc<Value>> {
         let requested = match request.query.get("resourceVersion") {
             "" => 0,
-            text => list::parse_version(text)?,
+            text => parse_version(text)?,
         };
         if requested > self.store.revision() {
             return Err(Failure::too_large_version(requested, self.store.revision()));

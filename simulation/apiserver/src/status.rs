@@ -4,7 +4,8 @@ use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use serde_json::{Value, json};
 
-use crate::resources::Kind;
+use crate::cause::Cause;
+use crate::kind::Kind;
 
 /// A request that fails, as a `Status` or as text.
 #[derive(Debug)]
@@ -14,56 +15,6 @@ pub(crate) struct Failure {
 }
 
 pub(crate) type Outcome<T> = Result<T, Box<Failure>>;
-
-/// A problem with one field of an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cause {
-    pub(crate) reason: &'static str,
-    pub(crate) message: String,
-    pub(crate) field: String,
-}
-
-impl Cause {
-    pub(crate) fn invalid(field: impl Into<String>, value: &Value, problem: &str) -> Self {
-        let value = match value {
-            Value::Null => "null".to_owned(),
-            value => value.to_string(),
-        };
-        Self {
-            reason: "FieldValueInvalid",
-            message: format!("Invalid value: {value}: {problem}"),
-            field: field.into(),
-        }
-    }
-
-    pub(crate) fn required(field: impl Into<String>, problem: &str) -> Self {
-        let message = match problem {
-            "" => "Required value".to_owned(),
-            problem => format!("Required value: {problem}"),
-        };
-        Self {
-            reason: "FieldValueRequired",
-            message,
-            field: field.into(),
-        }
-    }
-
-    pub(crate) fn forbidden(field: impl Into<String>, problem: &str) -> Self {
-        Self {
-            reason: "FieldValueForbidden",
-            message: format!("Forbidden: {problem}"),
-            field: field.into(),
-        }
-    }
-
-    pub(crate) fn immutable(field: impl Into<String>, value: &Value) -> Self {
-        Self::invalid(field, value, "field is immutable")
-    }
-
-    fn to_json(&self) -> Value {
-        json!({"reason": self.reason, "message": self.message, "field": self.field})
-    }
-}
 
 impl Failure {
     pub(crate) fn new(code: u16, reason: &str, message: String, details: Value) -> Box<Self> {

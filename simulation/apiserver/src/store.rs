@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::key::Key;
 use crate::meta;
-use crate::server::Key;
 
 /// Number of writes that the log keeps.
 const LOG_LIMIT: usize = 20_000;

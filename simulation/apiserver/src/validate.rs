@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
+use crate::cause::Cause;
+use crate::kind::Kind;
 use crate::meta;
-use crate::resources::Kind;
-use crate::status::Cause;
 
 /// Checks a new or changed object of a built-in kind.
 pub(crate) fn check(kind: &Kind, next: &Value, causes: &mut Vec<Cause>) {

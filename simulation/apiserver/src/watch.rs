@@ -1,5 +1,7 @@
 //! Watches: events, bookmarks and their end.
 
+mod request;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,20 +11,30 @@ use http::Response;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::list;
+use crate::kind::Kind;
 use crate::render::{self, RenderedObject};
-use crate::request::{ApiRequest, View};
-use crate::resources::Kind;
+use crate::request::View;
 use crate::selectors::Selector;
-use crate::server::{Answer, ApiServer, Events, WatchId};
-use crate::status::{Failure, Outcome};
-use crate::store::{self, WriteRecord};
+use crate::store::WriteRecord;
 
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 /// The last bookmark is sent this long before the end of the watch.
 const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// Least duration of a watch without `timeoutSeconds`. The real server adds up to as much again at random.
 const MIN_TIMEOUT_SECONDS: u64 = 1800;
+
+/// A watch that a client has opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WatchId(pub u64);
+
+/// Events and bookmarks that a watch has yet to send.
+#[derive(Debug, Default)]
+pub struct Events {
+    /// One JSON document each, with its final newline.
+    pub lines: Vec<Bytes>,
+    /// Whether the server has ended the watch after these lines.
+    pub ended: bool,
+}
 
 #[derive(Debug)]
 struct Watch {
@@ -180,8 +192,8 @@ impl Watches {
     }
 
     /// Opens a watch that has ended after one line.
-    pub(crate) fn open_ended(&mut self, now: Timestamp, kind: &Arc<Kind>, line: Bytes) -> Answer {
-        let id = self.open(Watch {
+    pub(crate) fn open_ended(&mut self, now: Timestamp, kind: &Arc<Kind>, line: Bytes) -> WatchId {
+        self.open(Watch {
             kind: kind.clone(),
             namespace: String::new(),
             selector: Selector::default(),
@@ -191,8 +203,7 @@ impl Watches {
             ended: true,
             next_bookmark: None,
             deadline: now,
-        });
-        Answer::Watch(response_head(), id)
+        })
     }
 
     fn open(&mut self, watch: Watch) -> WatchId {
@@ -203,99 +214,11 @@ impl Watches {
     }
 }
 
-fn response_head() -> Response<()> {
+/// The head of a watch's response.
+pub(crate) fn response_head() -> Response<()> {
     let mut head = Response::new(());
     let content = http::HeaderValue::from_static("application/json");
     let headers = head.headers_mut();
     headers.insert(http::header::CONTENT_TYPE, content);
     head
-}
-
-impl ApiServer {
-    pub(crate) fn watch(
-        &mut self,
-        request: &ApiRequest<'_>,
-        kind: &Arc<Kind>,
-        namespace: &str,
-    ) -> Outcome<Answer> {
-        list::validate_options(request, true)?;
-        let query = &request.query;
-        let selector =
-            Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))?;
-        let seconds = query
-            .number("timeoutSeconds")?
-            .filter(|seconds| *seconds > 0);
-        let seconds = seconds
-            .unwrap_or(MIN_TIMEOUT_SECONDS + self.watches.last_id * 97 % MIN_TIMEOUT_SECONDS);
-        let deadline = request.now + Duration::from_secs(seconds);
-        let sends_bookmarks = query.is_true("allowWatchBookmarks");
-        let first_bookmark =
-            (request.now + BOOKMARK_INTERVAL).min(deadline - LAST_BOOKMARK_BEFORE_END);
-        let mut watch = Watch {
-            kind: kind.clone(),
-            namespace: namespace.to_owned(),
-            selector,
-            view: request.watch_view()?,
-            start_revision: self.store.revision(),
-            pending: Vec::new(),
-            ended: false,
-            next_bookmark: (sends_bookmarks && first_bookmark > request.now)
-                .then_some(first_bookmark),
-            deadline,
-        };
-        let requested = match query.get("resourceVersion") {
-            "" => 0,
-            text => text.parse().map_err(|_| {
-                let message = format!(
-                    "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
-                );
-                Failure::new(500, "", message, Value::Null)
-            })?,
-        };
-        let initial_events = query.get("sendInitialEvents");
-        if requested == 0 && initial_events != "false" || query.is_true("sendInitialEvents") {
-            self.start_from_list(&mut watch, requested);
-            // The server treats a watch without a version as one that requests initial events.
-            if sends_bookmarks && !watch.ended {
-                watch.send_bookmark(self.store.revision(), true);
-            }
-        } else if requested > 0 {
-            self.start_from_log(&mut watch, requested);
-        }
-        Ok(Answer::Watch(response_head(), self.watches.open(watch)))
-    }
-
-    /// Sends the present objects.
-    fn start_from_list(&self, watch: &mut Watch, requested: u64) {
-        let current = self.store.revision();
-        if requested > current {
-            let failure = Failure::too_large_version(requested, current);
-            watch.pending.push(failure.event());
-            watch.ended = true;
-            return;
-        }
-        let kind = watch.kind.clone();
-        let prefix = store::prefix(kind.stored_group(), &kind.resource, &watch.namespace);
-        for (_, entry) in self.store.scan(&prefix, "") {
-            if watch.selector.matches(&entry.value) {
-                let line = watch.line("ADDED", &entry.value, None);
-                watch.pending.push(line);
-            }
-        }
-    }
-
-    /// Sends the writes after a revision. A revision in the future delays the first event.
-    fn start_from_log(&self, watch: &mut Watch, requested: u64) {
-        let oldest = self.store.compacted_revision();
-        watch.start_revision = requested;
-        if requested < oldest {
-            let message = format!("too old resource version: {requested} ({})", oldest + 1);
-            watch.pending.push(Failure::expired(message).event());
-            watch.ended = true;
-            return;
-        }
-        for record in self.store.writes_since(requested) {
-            watch.send(record);
-        }
-    }
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::key::Key;
 use crate::meta;
-use crate::server::{ApiServer, Key};
+use crate::server::ApiServer;
 use crate::store::WriteRecord;
 
 pub(crate) fn is_workload(key: &Key) -> bool {

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use crate::builtin;
 use crate::decoder;
+use crate::kind::Kind;
 use crate::meta;
-use crate::resources::Kind;
 use crate::status::{Failure, Outcome};
 
 /// Rejects an object whose kind or version differs.
