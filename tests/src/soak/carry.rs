@@ -14,9 +14,9 @@ use tokio::time::sleep;
 use super::{
     expected_state::ExpectedState,
     fault::{ApiserverFault, Fault, RepositoryFault, TrafficFault},
-    hubs::{self, RunningHub},
+    hubs::{self, RunningHub, VERSIONS},
     person::UserActions,
-    stage::{Stage, VERSIONS, message, values},
+    stage::{Stage, message, values},
     whom::{Edge, HubId},
 };
 

@@ -20,8 +20,10 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
-use super::{stage::VERSIONS, whom::HubId};
+use super::whom::HubId;
 
+/// Versions of the chart.
+pub(crate) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
 const LEADER: &str = "krypton_hub_leader ";
 
 /// A hub with its connections.

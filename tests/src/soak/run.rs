@@ -12,14 +12,14 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::{
     Args, carry,
     expected_state::ExpectedState,
-    hubs,
+    hubs::{self, VERSIONS},
     judgement::{self, ExpectedFleet, Violation},
     log_progress,
     person::{UserActions, repeat_lost_actions},
     plan::{Burst, FaultPlan, PlanParameters, ScheduledFault},
     report::{Summary, load_average},
     snapshot::{self, EdgeSeen, Snapshot},
-    stage::{REPLICAS, Stage, VERSIONS, message},
+    stage::{REPLICAS, Stage, message},
     whom::Edge,
     witness::FleetWatch,
 };

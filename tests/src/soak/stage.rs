@@ -19,12 +19,11 @@ use serde_json::json;
 use tokio::sync::Mutex;
 
 use super::{
-    hubs::{Hubs, RunningHub},
+    hubs::{Hubs, RunningHub, VERSIONS},
     judgement::CHART,
     whom::{Edge, Workspace},
 };
 
-pub(crate) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
 pub(crate) const REPLICAS: u32 = 1;
 /// Deadline for a cluster's recovery.
 const RECOVERY_DEADLINE: Duration = Duration::from_secs(300);
