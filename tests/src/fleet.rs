@@ -1,7 +1,7 @@
 //! Lets a test act as a user of a fleet: Tenants, members, releases and events, by name.
 
 use crate::Merge as _;
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::{
@@ -22,12 +22,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{
-    chart_repository::ChartRepository, cluster::Cluster, membership::Mode, wait::eventually,
-};
+use crate::{chart_repository::ChartRepository, cluster::Cluster, mode::Mode, wait::eventually};
 
-/// Deadline beyond any single step of Krypton: a Lease (60 s), a back-off, and a slow machine.
-pub const STEP_DEADLINE: Duration = Duration::from_secs(150);
 /// Namespace of the hub and its kubeconfig Secrets.
 pub const HUB_NAMESPACE: &str = "default";
 /// Namespace of Krypton's own objects on a member.

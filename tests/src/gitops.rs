@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::{cluster::Cluster, fleet::STEP_DEADLINE, process::Invocation, tools::Tools};
+use crate::{cluster::Cluster, process::Invocation, tools::Tools, wait::STEP_DEADLINE};
 
 /// Returns the status that Flux and `helm --wait` derive from the object, with the reason, such as
 /// `Current: Resource is Ready`.

@@ -22,6 +22,7 @@ pub mod kubelet;
 pub mod load;
 pub mod membership;
 pub mod merge;
+pub mod mode;
 pub mod no_tenants;
 pub mod original;
 pub mod own_chart;
@@ -51,8 +52,9 @@ pub use gitops::{argo_health, kstatus};
 pub use helm_watch::HelmWatch;
 pub use hub::{Hub, HubOptions};
 pub use kubelet::{ForwardedPod, Kubelet};
-pub use membership::{Membership, Mode, join_bundle, kubectl_krypton};
+pub use membership::{Membership, join_bundle, kubectl_krypton};
 pub use merge::Merge;
+pub use mode::Mode;
 pub use original::Original;
 pub use own_chart::{AgentPod, HubPod, OwnChart, PodName};
 pub use pair::Pair;
@@ -62,7 +64,7 @@ pub use service_account::ServiceAccountAccess;
 pub use service_port::ServicePort;
 pub use test_result::TestResult;
 pub use tools::Tools;
-pub use wait::{eventually, eventually_within};
+pub use wait::{STEP_DEADLINE, eventually, eventually_within};
 
 /// Makes aws-lc-rs the TLS provider of this process, because kube and reqwest are built without one.
 pub fn install_tls_provider() {

@@ -9,16 +9,17 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use krypton_crds::edge_cluster;
 use tempfile::TempDir;
 
 use crate::{
     agent::{Agent, AgentOptions},
     cluster::Cluster,
     daemon::{Daemon, Program},
-    fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE},
+    fleet::{FleetClient, HUB_NAMESPACE},
     hub::Hub,
+    mode::Mode,
     process::CommandOutput,
+    wait::STEP_DEADLINE,
     wait::eventually,
 };
 
@@ -27,27 +28,6 @@ const KUBECTL_KRYPTON: Program = Program {
     variable: "KRYPTON_KUBECTL_BIN",
 };
 const JOIN_DEADLINE: Duration = Duration::from_secs(30);
-
-/// The way in which Krypton manages a member.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// The hub manages the home cluster itself, which is a member by default.
-    SelfCluster,
-    /// The hub manages the member through a kubeconfig from a Secret.
-    Proxy,
-    /// An agent on the member, enrolled with a join bundle, manages it. The hub has no kubeconfig.
-    Agent,
-}
-
-impl Mode {
-    /// Returns the mode in the EdgeCluster's status.
-    pub fn in_status(self) -> edge_cluster::Mode {
-        match self {
-            Self::SelfCluster | Self::Proxy => edge_cluster::Mode::Proxy,
-            Self::Agent => edge_cluster::Mode::Agent,
-        }
-    }
-}
 
 /// Generates two tests from each function that takes a `Mode`: `<body>::proxy` and `<body>::agent`.
 #[macro_export]

@@ -8,7 +8,8 @@ use crate::{
     daemon::Daemon,
     fleet::FleetClient,
     hub::{Hub, HubOptions},
-    membership::{Membership, Mode},
+    membership::Membership,
+    mode::Mode,
 };
 
 const EDGE: &str = "edge-1";

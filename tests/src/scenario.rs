@@ -6,7 +6,7 @@ use crate::{
     chart_repository::{ChartRepository, ChartSource},
     cluster::{Cluster, Parts},
     fleet::{ValuesFile, chart_flags, values_flag},
-    membership::Mode,
+    mode::Mode,
     pair::Pair,
 };
 

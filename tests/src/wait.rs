@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::fleet::STEP_DEADLINE;
-
+/// Deadline beyond any single step of Krypton: a Lease (60 s), a back-off, and a slow machine.
+pub const STEP_DEADLINE: Duration = Duration::from_secs(150);
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 

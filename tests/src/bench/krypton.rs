@@ -10,8 +10,8 @@ use std::{
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, Daemon, Hub, HubOptions, Mode, Parts,
-    eventually,
-    fleet::{CONNECTED, FleetClient, HEALTHY, HUB_NAMESPACE, STEP_DEADLINE, condition},
+    STEP_DEADLINE, eventually,
+    fleet::{CONNECTED, FleetClient, HEALTHY, HUB_NAMESPACE, condition},
     join_bundle,
     process::log_end,
 };

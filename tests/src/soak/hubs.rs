@@ -9,8 +9,7 @@ use std::{
 };
 
 use krypton_tests::{
-    Cluster, FaultLine, FaultProxy, Hub, HubOptions, Traffic,
-    fleet::{HUB_NAMESPACE, STEP_DEADLINE},
+    Cluster, FaultLine, FaultProxy, Hub, HubOptions, STEP_DEADLINE, Traffic, fleet::HUB_NAMESPACE,
     port::Port,
 };
 use krypton_types::names::HUB_LEASE;

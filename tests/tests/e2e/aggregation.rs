@@ -13,8 +13,7 @@ use anyhow::bail;
 use jiff::Timestamp;
 use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts, TestResult, eventually,
-    fleet::{FleetClient, STEP_DEADLINE},
+    Cluster, Hub, HubOptions, Parts, STEP_DEADLINE, TestResult, eventually, fleet::FleetClient,
     kubectl_krypton,
 };
 use krypton_types::conditions::{State, Truth, clusters, reason};

@@ -17,8 +17,8 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use krypton_agent::session::connect::Dialer;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, TestResult,
-    fleet::{CONNECTED, FleetClient, STEP_DEADLINE},
+    Cluster, Hub, HubOptions, STEP_DEADLINE, TestResult,
+    fleet::{CONNECTED, FleetClient},
     kubeconfig::for_server,
 };
 use kube::config::{KubeConfigOptions, Kubeconfig};

@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use krypton_tests::{
-    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, TestResult,
-    eventually,
-    fleet::{CONNECTED, FleetClient, STEP_DEADLINE},
+    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, STEP_DEADLINE,
+    TestResult, eventually,
+    fleet::{CONNECTED, FleetClient},
     home_and_edge,
     membership::join_command,
 };

@@ -12,8 +12,8 @@ use krypton_kubectl::{Connection, join_token};
 use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, AuditedRequest, ChartRepository, ChartSource, Cluster, HubPod,
-    OwnChart, Parts, ServiceAccountAccess, TestResult, eventually,
-    fleet::{ALL_READY, CONNECTED, FleetClient, STEP_DEADLINE},
+    OwnChart, Parts, STEP_DEADLINE, ServiceAccountAccess, TestResult, eventually,
+    fleet::{ALL_READY, CONNECTED, FleetClient},
     held::BlockedTenant,
     membership::bundle_in_namespace,
     service_account::username,

@@ -9,9 +9,10 @@ use anyhow::ensure;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
-    Cluster, ForeignCrd, Hub, HubOptions, Parts, ServedChart, TestResult, Tools, eventually,
+    Cluster, ForeignCrd, Hub, HubOptions, Parts, STEP_DEADLINE, ServedChart, TestResult, Tools,
+    eventually,
     fleet::{
-        CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED, STEP_DEADLINE,
+        CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED,
         SYSTEM_NAMESPACE, condition,
     },
 };

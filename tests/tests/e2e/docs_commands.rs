@@ -16,8 +16,9 @@ use std::{
 use clap::{CommandFactory, Parser};
 use krypton_kubectl::Cli;
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, TestResult, Tools,
-    fleet::{CONNECTED, FleetClient, STEP_DEADLINE},
+    Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, STEP_DEADLINE, TestResult,
+    Tools,
+    fleet::{CONNECTED, FleetClient},
     kubectl_krypton,
     membership::{bundle_in_namespace, kubectl_krypton_path, write_secret},
     port::Port,

@@ -15,8 +15,8 @@ use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock::wall;
 use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts, TestResult,
-    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE, STEP_DEADLINE},
+    Cluster, Hub, HubOptions, Parts, STEP_DEADLINE, TestResult,
+    fleet::{CONNECTED, FleetClient, HUB_NAMESPACE},
 };
 use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 use kube::api::{ListParams, PostParams};

@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, Tools,
-    fleet::{FleetClient, STEP_DEADLINE, condition},
+    Cluster, Hub, HubOptions, Mode, Parts, STEP_DEADLINE, Scenario, ServedChart, TestResult, Tools,
+    fleet::{FleetClient, condition},
 };
 use serde_json::json;
 use tempfile::TempDir;

@@ -3,10 +3,10 @@
 use std::fs;
 
 use krypton_tests::{
-    AnsweringProxy, Cluster, FalseResponse, Hub, HubOptions, Parts, ResponseFault, ServedChart,
-    TestResult,
+    AnsweringProxy, Cluster, FalseResponse, Hub, HubOptions, Parts, ResponseFault, STEP_DEADLINE,
+    ServedChart, TestResult,
     answering_proxy::{READ_VERBS, Verb},
-    fleet::{FleetClient, HEALTHY, STEP_DEADLINE},
+    fleet::{FleetClient, HEALTHY},
     home_and_edge,
 };
 use serde_json::json;

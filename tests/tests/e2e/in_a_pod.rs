@@ -3,8 +3,8 @@
 use anyhow::Result;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Hub, HubOptions, Parts,
-    ServiceAccountAccess, TestResult, eventually,
-    fleet::{FleetClient, STEP_DEADLINE, ValuesFile, chart_flags, values_flag},
+    STEP_DEADLINE, ServiceAccountAccess, TestResult, eventually,
+    fleet::{FleetClient, ValuesFile, chart_flags, values_flag},
     membership::{bundle_in_namespace, write_secret},
 };
 use krypton_types::join_info::NAME as JOIN_INFO;

@@ -9,8 +9,9 @@ use std::{
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, Merge as _, Mode, Parts, TestResult, eventually,
-    fleet::{FleetClient, STEP_DEADLINE, SYSTEM_NAMESPACE},
+    Agent, AgentOptions, Cluster, Hub, HubOptions, Merge as _, Mode, Parts, STEP_DEADLINE,
+    TestResult, eventually,
+    fleet::{FleetClient, SYSTEM_NAMESPACE},
     join_bundle,
     port::Port,
 };

@@ -16,8 +16,8 @@ use krypton_kubectl::ExitCode;
 use krypton_runtime::clock;
 use krypton_tests::{
     AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart, Parts,
-    Scenario, ServiceAccountAccess, TestResult, Tools, by_agent, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE, SYSTEM_NAMESPACE, condition},
+    STEP_DEADLINE, Scenario, ServiceAccountAccess, TestResult, Tools, by_agent, eventually,
+    fleet::{FleetClient, HUB_NAMESPACE, SYSTEM_NAMESPACE, condition},
     kubectl_krypton,
     membership::{enrolled_agent, kubectl_krypton_path, run_kubectl_krypton},
     port::Port,

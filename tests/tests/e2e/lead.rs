@@ -12,12 +12,11 @@ use k8s_openapi::api::coordination::v1::Lease;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     AnsweringProxy, ChartRepository, ChartSource, Cluster, FalseResponse, Hub, HubOptions,
-    Membership, Merge as _, Mode, Parts, ResponseFault, TestResult,
+    Membership, Merge as _, Mode, Parts, ResponseFault, STEP_DEADLINE, TestResult,
     answering_proxy::{READ_VERBS, Verb},
     by_agent, eventually,
     fleet::{
-        CONNECTED, FleetClient, HUB_NAMESPACE, STEP_DEADLINE, ValuesFile, chart_flags, condition,
-        values_flag,
+        CONNECTED, FleetClient, HUB_NAMESPACE, ValuesFile, chart_flags, condition, values_flag,
     },
     kubectl_krypton,
     port::Port,

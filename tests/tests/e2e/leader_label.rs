@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, Merge as _, OwnChart,
-    Parts, PodName, ServicePort, TestResult, eventually,
-    fleet::{CONNECTED, FleetClient, STEP_DEADLINE},
+    Parts, PodName, STEP_DEADLINE, ServicePort, TestResult, eventually,
+    fleet::{CONNECTED, FleetClient},
     membership::{bundle_in_namespace, write_secret},
 };
 use krypton_types::names::{HUB_LEASE, LEADER_LABEL};

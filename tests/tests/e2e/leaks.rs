@@ -20,10 +20,9 @@ use krypton_agent::session::connect::Dialer;
 use krypton_tests::canary::{Canary, search};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, Daemon, Hub, HubOptions, Mode,
-    Parts, TestResult, eventually,
+    Parts, STEP_DEADLINE, TestResult, eventually,
     fleet::{
-        CONNECTED, FleetClient, STEP_DEADLINE, SYSTEM_NAMESPACE, ValuesFile, chart_flags,
-        condition, values_flag,
+        CONNECTED, FleetClient, SYSTEM_NAMESPACE, ValuesFile, chart_flags, condition, values_flag,
     },
     join_bundle, kubectl_krypton,
 };

@@ -1,10 +1,8 @@
 //! Verifies that log lines about a Tenant name it, and that the log level can be changed at runtime.
 
 use krypton_tests::{
-    AgentOptions, Daemon, Hub, HubOptions, Parts, ServedChart, TestResult, eventually,
-    fleet::{FleetClient, STEP_DEADLINE},
-    home_and_edge, kubectl_krypton,
-    membership::enrolled_agent,
+    AgentOptions, Daemon, Hub, HubOptions, Parts, STEP_DEADLINE, ServedChart, TestResult,
+    eventually, fleet::FleetClient, home_and_edge, kubectl_krypton, membership::enrolled_agent,
 };
 use serde_json::{Value, json};
 

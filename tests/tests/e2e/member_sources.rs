@@ -13,11 +13,10 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, TestResult, eventually,
+    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, STEP_DEADLINE, TestResult, eventually,
     eventually_within,
     fleet::{
-        CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED, STEP_DEADLINE,
-        condition,
+        CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED, condition,
     },
     membership::kubectl_krypton,
     port::Port,

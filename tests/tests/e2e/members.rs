@@ -5,8 +5,9 @@ use axum::body::Bytes;
 use axum::http::HeaderMap;
 use axum::routing::any;
 use krypton_tests::{
-    Cluster, Gate, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, eventually,
-    fleet::{CONNECTED, FleetClient, HEALTHY, RESOLVED, STEP_DEADLINE},
+    Cluster, Gate, Hub, HubOptions, Mode, Parts, STEP_DEADLINE, Scenario, ServedChart, TestResult,
+    eventually,
+    fleet::{CONNECTED, FleetClient, HEALTHY, RESOLVED},
     gate, home_and_edge,
     port::Port,
     process::Invocation,

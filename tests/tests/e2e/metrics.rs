@@ -14,10 +14,8 @@ use std::{
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, Tools, by_agent, eventually,
-    fleet::{FleetClient, STEP_DEADLINE},
-    home_and_edge,
-    process::Invocation,
+    Hub, HubOptions, Membership, Mode, Parts, STEP_DEADLINE, ServedChart, TestResult, Tools,
+    by_agent, eventually, fleet::FleetClient, home_and_edge, process::Invocation,
 };
 use serde_json::{Value, json};
 

@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::labels::RUN_LABEL;
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, FaultProxy, Gate, HelmWatch, Hub, HubOptions,
-    Mode, Parts, TestResult, Traffic, eventually,
-    fleet::{FleetClient, STEP_DEADLINE, chart_flags, helm_processes},
+    Mode, Parts, STEP_DEADLINE, TestResult, Traffic, eventually,
+    fleet::{FleetClient, chart_flags, helm_processes},
     gate, join_bundle,
     membership::{enrolled_agent, write_secret},
 };

@@ -8,8 +8,8 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    TestResult, by_agent, eventually,
-    fleet::{ALL_READY, FleetClient, STEP_DEADLINE, chart_flags},
+    STEP_DEADLINE, TestResult, by_agent, eventually,
+    fleet::{ALL_READY, FleetClient, chart_flags},
 };
 use krypton_types::names;
 use kube::api::{ListParams, Patch, PatchParams};

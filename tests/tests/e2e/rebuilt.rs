@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
-    ServedChart, TestResult,
-    fleet::{CONNECTED, FleetClient, HEALTHY, STEP_DEADLINE},
+    STEP_DEADLINE, ServedChart, TestResult,
+    fleet::{CONNECTED, FleetClient, HEALTHY},
     in_both_modes, join_bundle,
     membership::replacement_bundle,
 };

@@ -10,8 +10,8 @@ use k8s_openapi::api::{
 };
 use krypton_runtime::newest::Newest as _;
 use krypton_tests::{
-    Gate, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
-    fleet::{FleetClient, STEP_DEADLINE, kill_helm},
+    Gate, Mode, Pair, Parts, STEP_DEADLINE, Scenario, ServedChart, TestResult, eventually,
+    fleet::{FleetClient, kill_helm},
     gate,
 };
 use krypton_types::names;

@@ -1,10 +1,8 @@
 //! Verifies that actions are traced to a collector, and that an unreachable collector delays nothing.
 
 use krypton_tests::{
-    AgentOptions, Collector, Hub, HubOptions, Membership, Mode, Parts, ReceivedSpan, ServedChart,
-    TestResult, by_agent, eventually,
-    fleet::{FleetClient, STEP_DEADLINE},
-    home_and_edge,
+    AgentOptions, Collector, Hub, HubOptions, Membership, Mode, Parts, ReceivedSpan, STEP_DEADLINE,
+    ServedChart, TestResult, by_agent, eventually, fleet::FleetClient, home_and_edge,
 };
 use serde_json::json;
 

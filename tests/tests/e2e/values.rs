@@ -5,10 +5,8 @@ use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartSource, Hub, HubOptions, Membership, Merge as _, Mode, Parts, ServedChart, TestResult,
-    Tools, by_agent, eventually,
-    fleet::{FleetClient, STEP_DEADLINE},
-    home_and_edge,
+    ChartSource, Hub, HubOptions, Membership, Merge as _, Mode, Parts, STEP_DEADLINE, ServedChart,
+    TestResult, Tools, by_agent, eventually, fleet::FleetClient, home_and_edge,
     process::Invocation,
 };
 use krypton_types::values::merge;

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use krypton_tests::fleet::{FleetClient, STEP_DEADLINE};
 use krypton_tests::{Cluster, Hub, HubOptions, Parts, TestResult};
+use krypton_tests::{STEP_DEADLINE, fleet::FleetClient};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;

@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use krypton_kubectl::{Connection, join_info};
 use krypton_tests::{
-    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName, TestResult,
-    Tools, eventually, fleet::STEP_DEADLINE, kubeconfig, membership::kubectl_krypton_path,
+    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, PodName,
+    STEP_DEADLINE, TestResult, Tools, eventually, kubeconfig, membership::kubectl_krypton_path,
 };
 use kube::{Api, ResourceExt, api::ListParams};
 use tempfile::TempDir;

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Event, Namespace};
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
-    ServedChart, TestResult, eventually,
-    fleet::{FleetClient, HUB_NAMESPACE, STEP_DEADLINE, condition},
+    STEP_DEADLINE, ServedChart, TestResult, eventually,
+    fleet::{FleetClient, HUB_NAMESPACE, condition},
     no_tenants::reject_tenant_crd,
 };
 use kube::{
