@@ -40,9 +40,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Flags;
+use crate::credentials::identity::Enrolled;
 use crate::credentials::joining::{JoinInputs, addresses, load_or_enroll};
 use crate::credentials::renewal;
-use crate::credentials::store::{Enrolled, Store, StoredIdentity};
+use crate::credentials::store::{Store, StoredIdentity};
 use crate::dump::{self, AgentView, Dumper};
 use crate::metrics;
 use crate::session::connect::Dialer;

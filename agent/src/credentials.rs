@@ -1,6 +1,7 @@
 //! Identity of the agent, and the root certificates that it trusts.
 
 pub mod enrollment;
+pub mod identity;
 pub mod join;
 pub mod joining;
 mod key;

@@ -14,8 +14,9 @@ use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 use tonic::{Code, Response, Status};
 
+use crate::credentials::identity::{CertificateError, Enrolled, Membership};
 use crate::credentials::join::token_name;
-use crate::credentials::store::{CertificateError, Enrolled, IdentityError, Membership};
+use crate::credentials::store::IdentityError;
 use crate::credentials::trusted_roots::TrustError;
 use crate::session::connect::{Connection, Dialer, status_message};
 

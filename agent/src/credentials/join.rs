@@ -11,7 +11,7 @@ use thiserror::Error;
 use zeroize::Zeroizing;
 
 use crate::args::BundleSources;
-use crate::credentials::store::Enrolled;
+use crate::credentials::identity::Enrolled;
 
 /// Key of the bundle in its Secret.
 pub const KEY: &str = "bundle.yaml";
@@ -169,7 +169,7 @@ mod tests {
     use rustls::pki_types::CertificateDer;
 
     use super::*;
-    use crate::credentials::store::Membership;
+    use crate::credentials::identity::Membership;
     use crate::fake_hub::FakeAuthority;
 
     fn bundle(cluster: &str, token: char) -> JoinBundle {

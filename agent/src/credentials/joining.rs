@@ -12,8 +12,9 @@ use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use super::enrollment::{self, EnrollError};
+use super::identity::{Enrolled, Identity};
 use super::join::{self, JoinAction, JoinError};
-use super::store::{self, Enrolled, Identity, IdentityError, Store, StoredIdentity};
+use super::store::{self, IdentityError, Store, StoredIdentity};
 use crate::args::BundleSources;
 
 /// Inputs of joining.

@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 use crate::credentials::enrollment::{
     EnrollError, await_response, certificate_request, to_der, verify_enrollment,
 };
-use crate::credentials::store::{Identity, Store, StoredIdentity, new_key};
+use crate::credentials::identity::Identity;
+use crate::credentials::store::{Store, StoredIdentity, new_key};
 use crate::credentials::trusted_roots::{self, RootsAnnouncement};
 use crate::session::Link;
 use crate::session::connect::Dialer;

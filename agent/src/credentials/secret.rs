@@ -13,7 +13,8 @@ use thiserror::Error;
 
 use zeroize::Zeroizing;
 
-use crate::credentials::store::{AgentKey, CertificateError, Enrolled, Identity, Membership};
+use crate::credentials::identity::{CertificateError, Enrolled, Identity, Membership};
+use crate::credentials::key::AgentKey;
 
 const KEY: &str = "tls.key";
 const CERTIFICATE: &str = "tls.crt";

@@ -3,7 +3,7 @@ use futures::FutureExt;
 use krypton_types::root_digest::RootDigest;
 
 use super::*;
-use crate::credentials::store::Enrolled;
+use crate::credentials::identity::Enrolled;
 use crate::credentials::store::tests::{enrolled_until, store_with, store_with_conflict};
 use crate::fake_hub::{FakeAuthority, FakeHub, Validity};
 

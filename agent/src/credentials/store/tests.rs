@@ -10,9 +10,10 @@ use axum::response::{IntoResponse, Response};
 use krypton_runtime::access::new_client;
 use krypton_types::error_chain::chain;
 use kube::Config;
-use rcgen::CertificateParams;
+use rcgen::{CertificateParams, KeyPair};
 
 use super::*;
+use crate::credentials::identity::{Enrolled, Membership};
 use crate::fake_hub::{FakeAuthority, Validity};
 
 fn membership() -> Membership {

@@ -1,6 +1,7 @@
 //! Plays the owner of a stolen agent credential, at the agents' port of a real hub.
 
-use krypton_agent::credentials::store::{Enrolled, Store};
+use krypton_agent::credentials::identity::Enrolled;
+use krypton_agent::credentials::store::Store;
 use krypton_agent::session::connect::Connection;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_hub::ca::read_agent_certificate;
