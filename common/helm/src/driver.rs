@@ -281,9 +281,8 @@ impl Helm {
         let started = BootTime::now();
         let result = run.instrument(span.clone()).await;
         let duration = BootTime::now().since(started);
-        let outcome = self
-            .metrics
-            .record_run(verb, duration, result.as_ref().err());
+        let outcome = result.as_ref().err().map_or("ok", HelmError::outcome);
+        self.metrics.record_run(verb, duration, outcome);
         span.record("outcome", outcome);
         result
     }

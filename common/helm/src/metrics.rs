@@ -9,8 +9,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::chart::{ChartError, ChartFault};
-use crate::driver::HelmError;
 use crate::slots::priority::Priority;
 
 /// Labels with static values, which limits the number of series.
@@ -136,21 +134,14 @@ impl Drop for GaugeGuard {
 }
 
 impl HelmMetrics {
-    /// Records a run with its duration in its slot. Returns the value of the `outcome` label.
-    pub fn record_run(
-        &self,
-        verb: &'static str,
-        duration: Duration,
-        error: Option<&HelmError>,
-    ) -> &'static str {
-        let outcome = error.map_or("ok", HelmError::outcome);
+    /// Records a run with its duration in its slot.
+    pub fn record_run(&self, verb: &'static str, duration: Duration, outcome: &'static str) {
         let labels = [("verb", verb), ("outcome", outcome)];
         self.runs.get_or_create(&labels).inc();
         if outcome != "not_started" {
             let histogram = self.run_duration.get_or_create(&[("verb", verb)]);
             histogram.observe(duration.as_secs_f64());
         }
-        outcome
     }
 
     /// Counts a waiting run until the result is dropped.
@@ -200,24 +191,17 @@ impl HelmMetrics {
 }
 
 impl ChartMetrics {
-    /// Records a fetch from the `repository` or the `hub`. Returns the value of the `outcome` label.
+    /// Records a fetch from the `repository` or the `hub`.
     pub(crate) fn record_fetch(
         &self,
         source: &'static str,
         duration: Duration,
-        error: Option<&ChartError>,
-    ) -> &'static str {
-        let outcome = match error.map(ChartError::fault) {
-            None => "ok",
-            Some(ChartFault::NotLoaded) => "not_loaded",
-            Some(ChartFault::VersionNotFound) => "version_not_found",
-            Some(ChartFault::VersionInvalid) => "version_invalid",
-        };
+        outcome: &'static str,
+    ) {
         let labels = [("source", source), ("outcome", outcome)];
         self.fetches.get_or_create(&labels).inc();
         let histogram = self.fetch_duration.get_or_create(&[("source", source)]);
         histogram.observe(duration.as_secs_f64());
-        outcome
     }
 
     /// Registers all metrics in `registry`.

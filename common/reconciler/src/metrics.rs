@@ -194,7 +194,6 @@ mod tests {
     use prometheus_client::encoding::text::encode;
 
     use super::*;
-    use krypton_helm::driver::HelmError;
 
     fn rendered(metrics: &WorkMetrics) -> String {
         let mut registry = Registry::with_prefix("krypton_test");
@@ -223,13 +222,8 @@ mod tests {
         ];
         assert_has_lines(&before, &lines);
         let duration = Duration::from_secs(7);
-        let (helm, stopped) = (&metrics.helm, HelmError::Stopped);
-        helm.record_run("install", duration, Some(&stopped));
-        let not_started = HelmError::Start {
-            release: String::new(),
-            message: String::new(),
-        };
-        helm.record_run("get", duration, Some(&not_started));
+        metrics.helm.record_run("install", duration, "stopped");
+        metrics.helm.record_run("get", duration, "not_started");
         metrics.record_action(&Action::Uninstall, duration, "transient");
         for (name, _) in WATCHES {
             metrics.record_watch_failure(name);

@@ -214,4 +214,13 @@ impl ChartError {
             _ => ChartFault::NotLoaded,
         }
     }
+
+    /// Returns the outcome label for metrics.
+    pub(super) fn outcome(&self) -> &'static str {
+        match self.fault() {
+            ChartFault::NotLoaded => "not_loaded",
+            ChartFault::VersionNotFound => "version_not_found",
+            ChartFault::VersionInvalid => "version_invalid",
+        }
+    }
 }

@@ -115,9 +115,8 @@ impl ChartCache {
         let started = BootTime::now();
         let fetched = fetch.instrument(span.clone()).await;
         let duration = BootTime::now().since(started);
-        let outcome = self
-            .metrics
-            .record_fetch(source, duration, fetched.as_ref().err());
+        let outcome = fetched.as_ref().err().map_or("ok", ChartError::outcome);
+        self.metrics.record_fetch(source, duration, outcome);
         span.record("outcome", outcome);
         fetched
     }

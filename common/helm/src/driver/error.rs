@@ -99,7 +99,7 @@ impl HelmError {
     }
 
     /// Returns the outcome label for metrics.
-    pub(crate) fn outcome(&self) -> &'static str {
+    pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::TimedOut { .. } => "timed_out",
             Self::Stopped => "stopped",
