@@ -1,18 +1,21 @@
 //! Credentials for a chart repository: a login, a client certificate and a custom certificate authority.
 
 use std::fmt;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::Secret;
 use reqwest::header::HeaderValue;
-use reqwest::{Certificate, Client, Identity, Url};
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, Client, ClientBuilder, Identity, Url};
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use super::download;
-
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time without data before a connection counts as dead.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
 const DOCKER_CONFIG: &str = ".dockerconfigjson";
 /// Host of Docker's own registry.
 pub(super) const DOCKER_HUB: &str = "registry-1.docker.io";
@@ -103,7 +106,7 @@ impl fmt::Debug for Credentials {
 impl Credentials {
     /// Returns empty credentials, for public charts.
     pub(super) fn none() -> reqwest::Result<Self> {
-        let client = download::client().build()?;
+        let client = client().build()?;
         Ok(Self {
             login: None,
             by_location: Vec::new(),
@@ -161,8 +164,8 @@ impl Credentials {
         if is_empty && authorities.is_none() && certificate.is_none() && key.is_none() {
             return Err(CredentialsError::Empty);
         }
-        let mut other_client = download::client();
-        let mut repository_client = download::client();
+        let mut other_client = client();
+        let mut repository_client = client();
         if let Some(authorities) = authorities {
             let certificates = Certificate::from_pem_bundle(authorities)
                 .map_err(|error| CredentialsError::Pem("ca.crt", error))?;
@@ -220,6 +223,17 @@ impl Credentials {
             .max_by_key(|(location, _)| location.len());
         specific.map(|(_, login)| login).or(self.login.as_ref())
     }
+}
+
+/// Returns the common settings of all clients. The process-wide rustls provider must be installed.
+fn client() -> ClientBuilder {
+    Client::builder()
+        .user_agent(concat!("krypton/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
+        // `RepositoryClient::send` follows redirects itself and checks their targets.
+        .redirect(Policy::none())
+        .referer(false)
 }
 
 #[derive(Deserialize)]

@@ -2,12 +2,10 @@
 //! origin.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use krypton_types::loopback;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
-use reqwest::redirect::Policy;
-use reqwest::{Client, ClientBuilder, Method, Response, Url};
+use reqwest::{Method, Response, Url};
 
 use super::credentials::Credentials;
 use super::target_check::target_refusal;
@@ -15,22 +13,8 @@ use super::{ChartError, ChartRef, index, provenance};
 
 /// Maximum size of a packaged chart in bytes, as in Flux.
 pub const CHART_LIMIT: u64 = 10 << 20;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time without data before a connection counts as dead.
-const READ_TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_REDIRECTS: usize = 5;
 const DOWNLOADING: &str = "downloading the chart";
-
-/// Returns the common settings of all clients. The process-wide rustls provider must be installed.
-pub(super) fn client() -> ClientBuilder {
-    Client::builder()
-        .user_agent(concat!("krypton/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(CONNECT_TIMEOUT)
-        .read_timeout(READ_TIMEOUT)
-        // `RepositoryClient::send` follows redirects itself and checks their targets.
-        .redirect(Policy::none())
-        .referer(false)
-}
 
 /// Returns whether the URL leads to this machine.
 pub(super) fn is_loopback(url: &Url) -> bool {
