@@ -5,19 +5,17 @@ mod limit;
 pub mod local;
 mod service_account;
 mod swap;
+pub(crate) mod transport;
 mod watch_requests;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use http::header::USER_AGENT;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{Response, StatusCode};
 use krypton_types::error_chain::chain;
-use kube::client::{Body, ClientBuilder, DynBody};
+use kube::client::ClientBuilder;
 use kube::{Client, Config};
 use tokio::sync::Notify;
-use tower::BoxError;
-use tower::util::{BoxService, MapResponseLayer};
+use tower::util::MapResponseLayer;
 
 pub use helm_kubeconfig::pem;
 pub use helm_kubeconfig::{RenderError, kubeconfig_yaml, write_kubeconfig};
@@ -30,10 +28,9 @@ pub use local::{
 pub use service_account::{ServiceAccount, impersonating_config};
 pub use service_account::{client_as, kubeconfig_as};
 pub use swap::SwappableClient;
+use transport::with_client_defaults;
+pub use transport::{CONNECT_TIMEOUT, Transport};
 use watch_requests::{WatchLayer, WatchService};
-
-/// Timeout for connecting to any API server.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Creates the client of a cluster, home or member. `user_agent` is its name in the API server's log
 /// (`name/version`, visible ASCII). The client has a connect timeout and a rate limit for watches, but no
@@ -73,9 +70,6 @@ pub fn client_with_limits(
     Ok(builder.with_layer(&layer).build())
 }
 
-/// A connection to an API server, without the layers of Krypton.
-pub type Transport = BoxService<Request<Body>, Response<Box<DynBody>>, BoxError>;
-
 /// Prepares the connection to an API server, which the first request opens.
 fn transport(
     config: Config,
@@ -95,18 +89,6 @@ fn notify_if_unauthorized<B>(response: Response<B>, unauthorized: &Notify) -> Re
         unauthorized.notify_one();
     }
     response
-}
-
-fn with_client_defaults(mut config: Config, user_agent: &'static str) -> Config {
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    // Watches stay open for minutes, so each call has a deadline instead.
-    config.read_timeout = None;
-    config.default_retry = false;
-    config.headers.retain(|(name, _)| *name != USER_AGENT);
-    config
-        .headers
-        .push((USER_AGENT, HeaderValue::from_static(user_agent)));
-    config
 }
 
 /// Returns the API server's error message, or the error with its causes. kube's own text repeats the whole response.

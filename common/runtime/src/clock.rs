@@ -13,7 +13,7 @@ impl BootTime {
     pub fn now() -> Self {
         #[cfg(feature = "simulation")]
         if let Some(world) = crate::world::current() {
-            return world.boot_time();
+            return Self(world.boot_time());
         }
         Self(since_boot())
     }

@@ -7,13 +7,13 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Config;
 use kube::client::ClientBuilder;
 
-use crate::access::Transport;
-use crate::clock::BootTime;
+use crate::access::transport::Transport;
 
 /// Surroundings of a simulated process.
 pub trait World: fmt::Debug {
@@ -23,7 +23,8 @@ pub trait World: fmt::Debug {
     /// Connects to the API server that `config` names.
     fn transport(&self, config: Config) -> Result<ClientBuilder<Transport>, kube::Error>;
 
-    fn boot_time(&self) -> BootTime;
+    /// Returns the time since boot, including suspension.
+    fn boot_time(&self) -> Duration;
 
     fn wall(&self) -> Timestamp;
 }
@@ -62,9 +63,9 @@ impl Drop for WorldGuard {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::time::Duration;
 
     use super::*;
+    use crate::clock::BootTime;
     use crate::{access, chance, clock, off_thread};
 
     /// Counts the bytes that the process draws.
@@ -83,8 +84,8 @@ mod tests {
             Err(kube::Error::TlsRequired)
         }
 
-        fn boot_time(&self) -> BootTime {
-            BootTime(Duration::from_secs(7))
+        fn boot_time(&self) -> Duration {
+            Duration::from_secs(7)
         }
 
         fn wall(&self) -> Timestamp {

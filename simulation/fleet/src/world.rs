@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use krypton_runtime::access::Transport;
-use krypton_runtime::clock::BootTime;
 use krypton_runtime::world::World;
 use kube::Config;
 use kube::client::ClientBuilder;
@@ -85,9 +84,9 @@ impl World for ProcessWorld {
         transport(config, self.process, self.outbox.clone())
     }
 
-    fn boot_time(&self) -> BootTime {
+    fn boot_time(&self) -> Duration {
         let clocks = self.clocks.get();
-        BootTime(clocks.boot + clocks.suspended + self.elapsed())
+        clocks.boot + clocks.suspended + self.elapsed()
     }
 
     fn wall(&self) -> Timestamp {

@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use thiserror::Error;
 
-use super::CONNECT_TIMEOUT;
+use super::transport::CONNECT_TIMEOUT;
 use crate::dial::https_proxy_of;
 
 const IN_CLUSTER: &str = "in-cluster";
