@@ -6,6 +6,7 @@ mod deletion_check;
 mod finalizer;
 mod helm_run;
 mod leftovers;
+mod objects;
 mod occupants;
 mod read_release;
 mod rollback;

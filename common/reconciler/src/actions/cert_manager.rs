@@ -12,7 +12,7 @@ use krypton_runtime::events::ObjectEvent;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 
-use super::leftovers::belongs_to;
+use super::objects::belongs_to;
 use super::{ActionError, ActionRunner, Job, transient};
 
 const CRD_NAMES: [&str; 6] = [

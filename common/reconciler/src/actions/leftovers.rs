@@ -15,7 +15,7 @@ use kube::discovery::Scope;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::trust::discover_kind;
+use super::objects::{belongs_to, discover_kind};
 use super::{ActionError, ActionRunner, Job, JobResult, transient};
 use crate::plan::revisions;
 
@@ -322,17 +322,6 @@ fn is_removable(object: &ObjectMeta, release: &ReleaseKey) -> bool {
     belongs_to(object, release)
         && policy.map(String::as_str) != Some("keep")
         && object.deletion_timestamp.is_none()
-}
-
-/// Whether Helm's marks assign the object to the release.
-pub(super) fn belongs_to(object: &ObjectMeta, release: &ReleaseKey) -> bool {
-    let text = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
-        map.as_ref().and_then(|map| map.get(key)).cloned()
-    };
-    let annotation = |key: &str| text(&object.annotations, key);
-    text(&object.labels, "app.kubernetes.io/managed-by").as_deref() == Some("Helm")
-        && annotation("meta.helm.sh/release-name").as_ref() == Some(&release.name)
-        && annotation("meta.helm.sh/release-namespace").as_ref() == Some(&release.namespace)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use kube::core::discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList, APIRes
 use kube::core::{ApiResource, ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 
-use super::leftovers::belongs_to;
+use super::objects::belongs_to;
 use super::{ActionError, ActionRunner, Job};
 use crate::index::CrdState;
 

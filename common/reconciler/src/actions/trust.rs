@@ -13,17 +13,14 @@ use krypton_helm::releases::record::{RecordComparison, ReleaseRecord};
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ObjectId, Status, UNREADABLE_OBJECT};
 use krypton_runtime::call::call;
-use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
-use kube::Client;
 use kube::api::{Api, DynamicObject};
-use kube::core::{ApiResource, GroupVersionKind};
-use kube::discovery::{Scope, pinned_kind};
+use kube::core::ApiResource;
+use kube::discovery::Scope;
 
-use super::leftovers::{LeftoverSource, belongs_to};
-use super::stored_revisions::StoredRevisions;
-use super::{ActionError, ActionRunner, Job, JobResult, transient};
+use super::objects::{belongs_to, discover_kind};
+use super::{ActionError, ActionRunner, Job};
 use crate::release_record;
 
 const MAX_RECORD_ATTEMPTS: u32 = 3;
@@ -108,85 +105,6 @@ impl ActionRunner {
         }
     }
 
-    /// Whether `helm uninstall` runs the stored hooks. Without delete hooks it must not, because a user of the
-    /// workspace could add one after the check.
-    pub(super) async fn check_uninstall(
-        &self,
-        job: &Job,
-        stored: &StoredRevisions,
-        result: &mut JobResult,
-    ) -> Result<bool, ActionError> {
-        let Some(newest) = &job.newest else {
-            return Ok(false);
-        };
-        let record = &stored.record;
-        let secret = stored
-            .revision(newest.revision)
-            .ok_or(ActionError::Conflict)?;
-        match verdict(record, secret)? {
-            (_, RecordComparison::Recorded) => {
-                return releases::has_delete_hooks(secret).map_err(|error| transient(&error));
-            }
-            (revision, RecordComparison::Tampered) => return Err(tampered(&job.release, revision)),
-            (_, RecordComparison::Unrecorded) => {}
-        }
-        self.remove_failed_attempts(job, record, result).await?;
-        let mut owned = OwnedObjects::default();
-        self.check_objects(job, newest.revision, secret, &mut owned)
-            .await?;
-        let has_hooks = releases::has_delete_hooks(secret).unwrap_or(true);
-        if has_hooks {
-            let message = format!(
-                "uninstalling release {} without its delete hooks: Krypton has not deployed revision {}",
-                job.release.name, newest.revision
-            );
-            let event = ObjectEvent::warning("HooksSkipped", message);
-            self.emit_event(&job.owner, event);
-        }
-        Ok(false)
-    }
-
-    /// Removes failed attempts on top of a recorded revision, together with their leftovers. Helm then uninstalls the
-    /// recorded revision and runs its hooks.
-    async fn remove_failed_attempts(
-        &self,
-        job: &Job,
-        record: &ReleaseRecord,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
-        let has_record = |revision: &&Revision| record.digests.contains_key(&revision.revision);
-        let Some(good) = job.revisions.iter().rfind(has_record) else {
-            return Ok(());
-        };
-        let newer = job.revisions.iter().rev();
-        let newer: Vec<&Revision> = newer
-            .take_while(|revision| revision.revision > good.revision)
-            .collect();
-        if newer.is_empty()
-            || newer
-                .iter()
-                .any(|revision| revision.status != Status::Failed)
-        {
-            return Ok(());
-        }
-        let good_secret = self.revision_secret(&job.release, good.revision).await?;
-        let good_secret = good_secret.ok_or(ActionError::Conflict)?;
-        if verdict(record, &good_secret)?.1 != RecordComparison::Recorded {
-            return Ok(());
-        }
-        for attempt in newer {
-            let secret = self.revision_secret(&job.release, attempt.revision).await?;
-            let secret = secret.ok_or(ActionError::Conflict)?;
-            self.check_permit()?;
-            let source = LeftoverSource::ByAttempt;
-            self.remove_leftovers(job, (&secret, &good_secret), source, true)
-                .await?;
-            self.forget(&job.release, &secret.metadata).await?;
-        }
-        self.relist(job, result).await?;
-        Err(ActionError::Conflict)
-    }
-
     /// Returns an error if the stored manifest lists an object outside the workspace that does not belong to this
     /// release. Objects in the workspace need no check, because its users can delete them anyway.
     pub(super) async fn check_objects(
@@ -248,28 +166,6 @@ impl ActionRunner {
         }
         Ok(())
     }
-}
-
-/// Returns the kind of an object and its scope; `None` if the cluster has no such kind.
-pub(super) async fn discover_kind(
-    client: &Client,
-    object: &ObjectId,
-) -> Result<Option<(ApiResource, Scope)>, ActionError> {
-    let (group, version) = object
-        .api_version
-        .split_once('/')
-        .unwrap_or(("", &object.api_version));
-    let kind = GroupVersionKind::gvk(group, version, &object.kind);
-    let discovering = async {
-        match pinned_kind(client, &kind).await {
-            Ok((resource, capabilities)) => Ok(Some((resource, capabilities.scope))),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-            Err(kube::Error::Discovery(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
-    };
-    let discovered = call("discovering kinds", discovering).await;
-    discovered.map_err(|error| transient(&error))
 }
 
 /// Returns the revision that Helm compares with in an upgrade.

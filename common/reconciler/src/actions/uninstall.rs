@@ -1,13 +1,18 @@
 //! Uninstalls a release.
 
 use krypton_helm::driver::Uninstall;
+use krypton_helm::releases::record::{RecordComparison, ReleaseRecord};
+use krypton_helm::releases::revision::Revision;
+use krypton_helm::releases::{self, Status};
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::conditions::reason;
+use kube::ResourceExt;
 
 use super::super::helm_queue::HelmReservation;
-use super::stored_revisions::ForeignRevisions;
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, helm_failure};
-use kube::ResourceExt;
+use super::leftovers::LeftoverSource;
+use super::stored_revisions::{ForeignRevisions, StoredRevisions};
+use super::trust::{OwnedObjects, tampered, verdict};
+use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, helm_failure, transient};
 
 impl ActionRunner {
     pub(super) async fn uninstall(
@@ -73,5 +78,84 @@ impl ActionRunner {
         let event = ObjectEvent::normal("HelmUninstalled", format!("uninstalled release {name}"));
         self.emit_event(&job.owner, event);
         Ok(())
+    }
+
+    /// Whether `helm uninstall` runs the stored hooks. Without delete hooks it must not, because a user of the
+    /// workspace could add one after the check.
+    async fn check_uninstall(
+        &self,
+        job: &Job,
+        stored: &StoredRevisions,
+        result: &mut JobResult,
+    ) -> Result<bool, ActionError> {
+        let Some(newest) = &job.newest else {
+            return Ok(false);
+        };
+        let record = &stored.record;
+        let secret = stored
+            .revision(newest.revision)
+            .ok_or(ActionError::Conflict)?;
+        match verdict(record, secret)? {
+            (_, RecordComparison::Recorded) => {
+                return releases::has_delete_hooks(secret).map_err(|error| transient(&error));
+            }
+            (revision, RecordComparison::Tampered) => return Err(tampered(&job.release, revision)),
+            (_, RecordComparison::Unrecorded) => {}
+        }
+        self.remove_failed_attempts(job, record, result).await?;
+        let mut owned = OwnedObjects::default();
+        self.check_objects(job, newest.revision, secret, &mut owned)
+            .await?;
+        let has_hooks = releases::has_delete_hooks(secret).unwrap_or(true);
+        if has_hooks {
+            let message = format!(
+                "uninstalling release {} without its delete hooks: Krypton has not deployed revision {}",
+                job.release.name, newest.revision
+            );
+            let event = ObjectEvent::warning("HooksSkipped", message);
+            self.emit_event(&job.owner, event);
+        }
+        Ok(false)
+    }
+
+    /// Removes failed attempts on top of a recorded revision, together with their leftovers. Helm then uninstalls the
+    /// recorded revision and runs its hooks.
+    async fn remove_failed_attempts(
+        &self,
+        job: &Job,
+        record: &ReleaseRecord,
+        result: &mut JobResult,
+    ) -> Result<(), ActionError> {
+        let has_record = |revision: &&Revision| record.digests.contains_key(&revision.revision);
+        let Some(good) = job.revisions.iter().rfind(has_record) else {
+            return Ok(());
+        };
+        let newer = job.revisions.iter().rev();
+        let newer: Vec<&Revision> = newer
+            .take_while(|revision| revision.revision > good.revision)
+            .collect();
+        if newer.is_empty()
+            || newer
+                .iter()
+                .any(|revision| revision.status != Status::Failed)
+        {
+            return Ok(());
+        }
+        let good_secret = self.revision_secret(&job.release, good.revision).await?;
+        let good_secret = good_secret.ok_or(ActionError::Conflict)?;
+        if verdict(record, &good_secret)?.1 != RecordComparison::Recorded {
+            return Ok(());
+        }
+        for attempt in newer {
+            let secret = self.revision_secret(&job.release, attempt.revision).await?;
+            let secret = secret.ok_or(ActionError::Conflict)?;
+            self.check_permit()?;
+            let source = LeftoverSource::ByAttempt;
+            self.remove_leftovers(job, (&secret, &good_secret), source, true)
+                .await?;
+            self.forget(&job.release, &secret.metadata).await?;
+        }
+        self.relist(job, result).await?;
+        Err(ActionError::Conflict)
     }
 }

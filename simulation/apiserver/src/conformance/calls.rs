@@ -60,6 +60,10 @@ pub const CALLS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "common/reconciler/src/actions/objects.rs",
+        &["raw /apis/*/*"],
+    ),
+    (
         "common/reconciler/src/actions/occupants.rs",
         &[
             "raw /api",
@@ -93,7 +97,7 @@ pub const CALLS: &[(&str, &[&str])] = &[
     ),
     (
         "common/reconciler/src/actions/trust.rs",
-        &["get configmaps metadata", "raw /apis/*/*"],
+        &["get configmaps metadata"],
     ),
     (
         "common/reconciler/src/actions/unlock.rs",
