@@ -3,6 +3,7 @@
 mod cert_manager;
 mod chart_crds;
 mod deletion_check;
+pub(super) mod error;
 mod finalizer;
 mod helm_run;
 mod leftovers;
@@ -24,12 +25,11 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::Tenant;
-use krypton_helm::driver::{HelmError, StopSignal, is_suspended};
+use krypton_helm::driver::StopSignal;
 use krypton_helm::releases::Release;
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_runtime::access::{client_as, kubeconfig_as};
-use krypton_runtime::call::ApiError;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::{EventRecorder, ObjectEvent};
 use krypton_runtime::lease::LeaseState;
@@ -37,7 +37,6 @@ use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{ClusterState, reason};
 use krypton_types::deployment::ReportedEvent;
 use krypton_types::desired::{ChartState, DesiredState};
-use krypton_types::error_chain::chain;
 use krypton_types::tenant::UpcomingStep;
 use kube::api::Api;
 use kube::{Client, Resource};
@@ -45,12 +44,13 @@ use tempfile::TempPath;
 use tokio::sync::watch;
 use tracing::Span;
 
-use super::helm_queue::HelmReservation;
+use crate::helm_queue::HelmReservation;
 use crate::index::CrdState;
+use crate::inputs::{Member, Tools};
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{Action, Attempt, Plan, Run};
 use crate::report_store::ReportStore;
-use crate::run_loop::{Member, Tools};
+use error::{ActionError, helm_failure, transient, unavailable};
 use leftovers::LeftoverSource;
 
 /// Whether an action runs Helm, and so needs a slot.
@@ -155,52 +155,6 @@ pub(super) enum ReleaseUpdate {
     },
     /// One revision. `JobResult::release_details` has its content if it could be decoded.
     One(Box<ObjectMeta>),
-}
-
-/// Why an action did not succeed.
-#[derive(Debug)]
-pub(super) enum ActionError {
-    /// Shown in a condition and retried after a back-off. `permanent` if only a change can help.
-    Failed {
-        reason: &'static str,
-        message: String,
-        permanent: bool,
-    },
-    /// An input of the plan has changed: plan again shortly.
-    Conflict,
-    /// A transient failure of the API server, which the Tenant did not cause.
-    Transient(String),
-    /// The API server refuses the request itself; a retry alone does not help.
-    Refused(String),
-}
-
-impl ActionError {
-    /// Returns a failure that another attempt may overcome.
-    pub(super) fn failed(reason: &'static str, message: String) -> Self {
-        Self::Failed {
-            reason,
-            message,
-            permanent: false,
-        }
-    }
-
-    /// Returns a failure that only a change can overcome.
-    fn permanent(reason: &'static str, message: String) -> Self {
-        Self::Failed {
-            reason,
-            message,
-            permanent: true,
-        }
-    }
-
-    /// Returns the outcome for metrics.
-    pub(super) fn outcome(&self) -> &'static str {
-        match self {
-            Self::Failed { .. } => "failed",
-            Self::Conflict => "conflict",
-            Self::Transient(_) | Self::Refused(_) => "transient",
-        }
-    }
 }
 
 /// Runs the actions of a reconciler.
@@ -377,83 +331,5 @@ impl ActionRunner {
     pub(super) fn check_permit(&self) -> Result<(), ActionError> {
         let permitted = self.stop.is_open() && self.lease_state.get().may_start(BootTime::now());
         permitted.then_some(()).ok_or(ActionError::Conflict)
-    }
-}
-
-impl ActionError {
-    pub(super) fn text(&self) -> &str {
-        match self {
-            Self::Failed { message, .. } | Self::Transient(message) | Self::Refused(message) => {
-                message
-            }
-            Self::Conflict => "changed by another writer",
-        }
-    }
-}
-
-fn unavailable(error: &HelmError) -> ActionError {
-    ActionError::failed(reason::HELM_UNAVAILABLE, chain(error))
-}
-
-fn suspended(message: String) -> ActionError {
-    ActionError::failed(reason::SUSPENDED, message)
-}
-
-/// Returns the failure of a Helm run. Its message is `unfinished` if Helm itself has returned no error.
-fn helm_failure(error: Option<HelmError>, reason: &'static str, unfinished: String) -> ActionError {
-    match error {
-        None => ActionError::failed(reason, unfinished),
-        Some(HelmError::Stopped) => ActionError::Conflict,
-        Some(error) if error.is_local() => unavailable(&error),
-        Some(HelmError::Suspended { message }) => suspended(message),
-        // Every failed rollback is retried.
-        Some(error) if error.is_permanent() && reason != reason::ROLLBACK_FAILED => {
-            ActionError::permanent(reason, chain(&error))
-        }
-        Some(error) => ActionError::failed(reason, chain(&error)),
-    }
-}
-
-impl From<ApiError> for ActionError {
-    /// A response that a retry of the same request would get again is a refusal.
-    fn from(error: ApiError) -> Self {
-        let Some(status) = error.status() else {
-            return transient(&error);
-        };
-        match status.code {
-            404 | 409 => Self::Conflict,
-            _ if is_suspended(&status.message) => suspended(status.message.clone()),
-            400 | 403 | 405 | 413 | 415 | 422 => Self::Refused(chain(&error)),
-            _ => transient(&error),
-        }
-    }
-}
-
-fn transient(error: &dyn std::error::Error) -> ActionError {
-    ActionError::Transient(chain(error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers_that_repeat_are_refusals() {
-        let error_for = |code: u16| {
-            let status = kube::core::Status::failure("no", "Reason").with_code(code);
-            ActionError::from(ApiError::Failed {
-                attempt: "writing".into(),
-                source: Box::new(kube::Error::Api(status.boxed())),
-            })
-        };
-        for code in [400, 403, 405, 413, 415, 422] {
-            assert!(matches!(error_for(code), ActionError::Refused(_)), "{code}");
-        }
-        for code in [401, 429, 500, 503] {
-            assert!(
-                matches!(error_for(code), ActionError::Transient(_)),
-                "{code}"
-            );
-        }
     }
 }

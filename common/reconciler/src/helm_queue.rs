@@ -15,10 +15,10 @@ use krypton_types::error_chain::chain;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tracing::{Instrument as _, Span};
 
-use crate::actions::ActionError;
+use crate::actions::error::ActionError;
+use crate::inputs::Tools;
 use crate::owner::OwnerKey;
 use crate::plan::{Action, Attempt};
-use crate::run_loop::Tools;
 
 /// Inputs of a Helm run. A release whose request changes waits again.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ mod field_managers;
 pub mod fuzzing;
 mod helm_queue;
 pub mod index;
+mod inputs;
 mod lease_guard;
 #[cfg(test)]
 mod lease_model;

@@ -28,10 +28,11 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use crate::actions::ActionRunner;
+use crate::actions::error::CONFLICT_PAUSE;
 use crate::index::CrdState;
 use crate::owner::OwnerKey;
 use crate::placement::{self, PlacementStep, PlacementView};
-use crate::run_loop::{CONFLICT_PAUSE, Reconciler, TenantListSchema};
+use crate::run_loop::{Reconciler, TenantListSchema};
 
 /// Maximum number of orders with a request in flight. It protects the API server from two thousand orders at the same
 /// time.

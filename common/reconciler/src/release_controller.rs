@@ -20,9 +20,10 @@ use super::digests::DesiredDigests;
 use super::helm_queue::HelmRequest;
 use crate::actions::{Job, runs_helm};
 use crate::index::CrdState;
+use crate::inputs::StatusMode;
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{self, Action, Attempt, Permit, View};
-use crate::run_loop::{Reconciler, StatusMode};
+use crate::run_loop::Reconciler;
 use crate::status::throttle;
 use crate::workload::{self, StrayRule};
 

@@ -6,16 +6,13 @@
 //! The loop is level-triggered: it queues only the keys to reconcile, each at most once.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use krypton_helm::chart::ChartCache;
-use krypton_helm::driver::{Helm, StopHandle};
+use krypton_helm::driver::StopHandle;
 use krypton_helm::releases::Release;
 use krypton_helm::releases::labels::ReleaseKey;
-use krypton_runtime::access::CutOffCallback;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::{
@@ -24,11 +21,8 @@ use krypton_runtime::lease::{
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::retry::Backoff;
 use krypton_runtime::tasks::KeyedTasks;
-use krypton_runtime::watchdog::Watchdog;
 use krypton_runtime::work_queue::WorkQueue;
-use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::desired::{DesiredState, Version};
-use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -38,15 +32,14 @@ use crate::actions::{ActionRunner, JobResult};
 use crate::bounds::WatchBounds;
 use crate::cluster_version::ClusterVersion;
 use crate::digests::{DesiredDigests, FingerprintCache};
-use crate::drift::DriftMetrics;
 use crate::drift::schedule::DriftSchedule;
 use crate::helm_queue::HelmQueue;
 use crate::index::{CrdState, Index};
 use crate::lease_guard;
-use crate::metrics::{QueueDepths, ReconcilerShare, WorkMetrics};
+use crate::metrics::{QueueDepths, ReconcilerShare};
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::placed_tenants::PlacedTenants;
-use crate::plan::{Attempt, Memory, Policy};
+use crate::plan::{Attempt, Memory};
 use crate::record::RecordResult;
 use crate::release_controller::RunningAction;
 use crate::report_store::ReportStore;
@@ -57,74 +50,11 @@ mod tenant_list_schema;
 mod watch_events;
 
 pub use crate::dump::{ConditionDump, DumpRequest, LeaseDump, OwnerDump, ReconcilerDump};
+pub use crate::inputs::{Member, StatusMode, Tools};
 pub use tenant_list_schema::TenantListSchema;
-
-/// Selects the writer of the status of the member's Tenants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StatusMode {
-    /// This reconciler writes the status.
-    Write,
-    /// The caller writes the status from the reports. The home cluster uses this, as a Tenant there has several
-    /// members.
-    Report,
-}
-
-/// A member and the access to it.
-#[derive(Clone)]
-pub struct Member {
-    /// Name in the fleet. It is part of the names of releases and conditions.
-    pub name: String,
-    /// Namespace of the Secret that defines the member. A `clusterRef` may name it too.
-    pub source_namespace: Option<String>,
-    pub client: Client,
-    /// Client with Helm's rights, for requests on the objects of releases.
-    pub helm_client: Client,
-    /// Kubeconfig file for Helm, with the same access.
-    pub kubeconfig: PathBuf,
-    /// Holder name in the Lease. Each process has its own.
-    pub holder: String,
-    /// Goal for the Lease. `Observe` only reports and writes nothing. `Hold` is never revoked.
-    pub lease_goal: watch::Receiver<LeaseGoal>,
-    /// Reporting instance in events.
-    pub instance: String,
-    /// Field manager of this process.
-    pub program: &'static str,
-    pub status_mode: StatusMode,
-    /// Namespaces of the Tenants to reconcile. `None` means all.
-    pub namespaces: Option<BTreeSet<String>>,
-    /// Namespaces whose Tenants may name this member, if they are Tenants of the home cluster.
-    pub allowed_namespaces: watch::Receiver<AllowedNamespaces>,
-    /// Longest back-off between two attempts.
-    pub retry_max: Duration,
-    pub policy: Policy,
-    /// Receives an error if the watches exceed the bounds. `None` trusts the API server and disables the bounds.
-    pub on_excess: Option<CutOffCallback>,
-}
-
-impl std::fmt::Debug for Member {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Member")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Resources that members share: one pool of Helm runs and one chart cache.
-#[derive(Clone, Debug)]
-pub struct Tools {
-    pub helm: Arc<Helm>,
-    pub charts: Arc<ChartCache>,
-    pub drift: DriftMetrics,
-    pub work: WorkMetrics,
-    /// Ends the process if a task hangs.
-    pub watchdog: Watchdog,
-}
 
 /// Time that running Helm processes get to finish when the process stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
-/// First pause after a write conflict. It doubles with each further conflict: up to 16 times this value for a release,
-/// and up to separate limits for placed Tenants and workspaces.
-pub const CONFLICT_PAUSE: Duration = Duration::from_millis(250);
 /// Pause between two checks of the CRD while it needs changes.
 pub(crate) const CRD_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of events to apply before the next reconcile.

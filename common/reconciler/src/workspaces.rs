@@ -23,8 +23,9 @@ use tokio::task::JoinError;
 use tracing::Instrument as _;
 
 use crate::actions::ActionRunner;
+use crate::actions::error::CONFLICT_PAUSE;
 use crate::index::Index;
-use crate::run_loop::{CONFLICT_PAUSE, Reconciler};
+use crate::run_loop::Reconciler;
 
 /// Maximum number of namespaces to write at the same time.
 const MAX_CONCURRENT_CALLS: usize = 8;

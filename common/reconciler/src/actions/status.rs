@@ -14,8 +14,8 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::{ActionError, ActionRunner, Job, JobResult};
+use crate::inputs::StatusMode;
 use crate::owner::ReleaseOwner;
-use crate::run_loop::StatusMode;
 use crate::status;
 use crate::status::throttle::{PAUSE, QUIET, with_detail};
 

@@ -13,12 +13,13 @@ use krypton_types::desired::handling::Remediation;
 use tokio::task::{Id, JoinError};
 
 use super::RunningAction;
-use crate::actions::{ActionError, JobResult, ReleaseUpdate};
+use crate::actions::error::{ActionError, CONFLICT_PAUSE};
+use crate::actions::{JobResult, ReleaseUpdate};
 use crate::helm_queue::{FailedWait, WaitResult};
 use crate::owner::OwnerKey;
 use crate::placed_tenants::MAX_UNREPORTED_CONFLICTS;
 use crate::plan::{AppliedRun, Attempt, Failure, Refusal};
-use crate::run_loop::{CONFLICT_PAUSE, OwnerState, Reconciler};
+use crate::run_loop::{OwnerState, Reconciler};
 
 /// Number of consecutive failed requests before a condition shows the failure.
 const SHOWN_AFTER: u32 = 3;
