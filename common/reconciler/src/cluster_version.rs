@@ -6,9 +6,8 @@ use std::time::Duration;
 use krypton_runtime::call::call;
 use krypton_runtime::clock::BootTime;
 use krypton_types::error_chain::chain;
+use kube::Client;
 use tokio::task::{JoinError, JoinSet};
-
-use crate::run_loop::Reconciler;
 
 const QUERY_PAUSE: Duration = Duration::from_secs(60);
 
@@ -26,58 +25,44 @@ impl ClusterVersion {
         previous.is_some() && previous != self.known
     }
 
-    /// Returns the time of the next query, if one is needed.
-    fn next_query(&self) -> Option<BootTime> {
+    /// Returns the time of the next query, unless one runs.
+    pub(super) fn next_query(&self) -> Option<BootTime> {
         self.queries.is_empty().then_some(self.due)
     }
-}
 
-impl Reconciler {
-    fn has_failed_owner(&self) -> bool {
-        let mut slots = self.owner_states.values();
-        slots.any(|slot| slot.memory.failure.is_some())
-    }
-
-    pub(super) fn check_version(&mut self, now: BootTime) {
-        let due = self
-            .cluster_version
-            .next_query()
-            .is_some_and(|due| due <= now);
-        if !due || !self.permitted || !self.has_failed_owner() {
-            return;
-        }
-        self.cluster_version.due = BootTime(now.0 + QUERY_PAUSE);
-        let client = self.member.client.clone();
-        self.cluster_version.queries.spawn(async move {
+    /// Starts a query.
+    pub(super) fn query(&mut self, client: &Client, now: BootTime) {
+        self.due = BootTime(now.0 + QUERY_PAUSE);
+        let client = client.clone();
+        self.queries.spawn(async move {
             let version = call("reading /version", client.apiserver_version()).await;
             let version = version.map_err(|error| chain(&error))?;
             Ok(version.git_version)
         });
     }
 
-    /// Returns the time of the next query, or `None` if none is needed.
-    pub(super) fn version_wake(&self) -> Option<BootTime> {
-        let due = self.cluster_version.next_query()?;
-        (self.permitted && self.has_failed_owner()).then_some(due)
-    }
-
-    pub(super) fn finish_version(&mut self, done: Result<Result<String, String>, JoinError>) {
+    /// Stores the result of a query. Returns true if the version has changed.
+    pub(super) fn finish(
+        &mut self,
+        done: Result<Result<String, String>, JoinError>,
+        member: &str,
+    ) -> bool {
         match done {
             Ok(Ok(version)) => {
-                if self.cluster_version.update(version) {
-                    tracing::info!(member = %self.member.name, version = self.cluster_version.known,
+                let changed = self.update(version);
+                if changed {
+                    tracing::info!(%member, version = self.known,
                         "the cluster's version changed; retrying failed releases");
-                    for slot in self.owner_states.values_mut() {
-                        slot.memory.cluster_changed();
-                    }
-                    self.queue_all();
                 }
+                changed
             }
             Ok(Err(problem)) => {
-                tracing::debug!(member = %self.member.name, %problem, "failed to read the cluster's version");
+                tracing::debug!(%member, %problem, "failed to read the cluster's version");
+                false
             }
             Err(error) => {
-                tracing::error!(%error, "reading the cluster's version failed")
+                tracing::error!(%error, "reading the cluster's version failed");
+                false
             }
         }
     }

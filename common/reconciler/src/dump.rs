@@ -8,7 +8,8 @@ use tokio::sync::oneshot;
 
 use crate::index::CrdState;
 use crate::owner::{OwnerKey, ReleaseOwner};
-use crate::run_loop::{OwnerState, Reconciler};
+use crate::owner_state::OwnerState;
+use crate::reconciler::Reconciler;
 
 /// Channel for the response to a diagnostics request.
 pub type DumpRequest = oneshot::Sender<ReconcilerDump>;

@@ -20,10 +20,13 @@ use crate::backup::KnownDeletions;
 use crate::backup::restoring::{CrdRound, UnrestoredTenants, back_up_tenants, restore_tenants};
 use crate::index::CrdState;
 use crate::owner::ReleaseOwner;
+use crate::reconciler::Reconciler;
 use crate::record::{self, RecordAction, RecordResult};
-use crate::run_loop::{CRD_PAUSE, Reconciler, TenantListSchema};
+use crate::tenant_list_schema::TenantListSchema;
 
 const RECORD_RETRY_MAX: Duration = Duration::from_secs(60);
+/// Pause between two checks of the CRD while it needs changes.
+const CRD_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause between two rounds without a CRD or a list of records. Until then, the reconciler handles no Tenant.
 const CRD_RETRY_MAX: Duration = Duration::from_secs(10);
 

@@ -29,10 +29,10 @@ use tracing::{Instrument as _, Span};
 
 use crate::actions::ActionRunner;
 use crate::actions::error::CONFLICT_PAUSE;
-use crate::index::CrdState;
+use crate::backup::restoring::UnrestoredTenants;
+use crate::index::Index;
 use crate::owner::OwnerKey;
 use crate::placement::{self, PlacementStep, PlacementView};
-use crate::run_loop::{Reconciler, TenantListSchema};
 
 /// Maximum number of orders with a request in flight. It protects the API server from two thousand orders at the same
 /// time.
@@ -146,59 +146,58 @@ impl PlacedTenants {
         }
         None
     }
-}
 
-impl Reconciler {
-    pub(super) fn reconcile_placed_tenants(&mut self, now: BootTime) {
-        // Until all Tenants are listed under the current schema, a missing Tenant proves nothing.
-        let is_listed = self.index.synced()
-            && self.index.crd() == Some(CrdState::Present)
-            && self.listed_under == TenantListSchema::Current
-            && !(self.crd_was_missing || self.relist_tenants);
-        // An observer reports nothing either, as the writer may know a later order.
-        let may_act = self.permitted && !self.pause_unrecorded && self.unrestored.is_some();
-        let Some(desired) = self.recorded.clone().filter(|_| is_listed && may_act) else {
-            return;
-        };
-        self.placed_tenants.queue.unpark();
-        while let Some(key) = self.placed_tenants.next(now, |key| {
-            let unrestored = self.unrestored.as_ref();
-            unrestored.is_none_or(|unrestored| unrestored.contains_key(key))
-        }) {
-            self.start_placement_step(key, &desired);
+    /// Starts the next step of each due order. The Tenants in `unrestored` wait until they are restored.
+    pub(super) fn reconcile(
+        &mut self,
+        desired: &DesiredState,
+        unrestored: &UnrestoredTenants,
+        index: &Index,
+        runner: &Arc<ActionRunner>,
+        now: BootTime,
+    ) {
+        self.queue.unpark();
+        while let Some(key) = self.next(now, |key| unrestored.contains_key(key)) {
+            self.start_step(key, desired, index, runner);
         }
     }
 
-    fn start_placement_step(&mut self, key: TenantKey, desired: &Arc<DesiredState>) {
-        let Some(order) = self.placed_tenants.orders.get(&key).cloned() else {
+    fn start_step(
+        &mut self,
+        key: TenantKey,
+        desired: &DesiredState,
+        index: &Index,
+        runner: &Arc<ActionRunner>,
+    ) {
+        let Some(order) = self.orders.get(&key).cloned() else {
             return;
         };
-        let namespace = self.index.workspaces.get(&key.namespace);
+        let namespace = index.workspaces.get(&key.namespace);
         let view = PlacementView {
-            tenant: self.index.tenants.get(&key).map(Arc::as_ref),
+            tenant: index.tenants.get(&key).map(Arc::as_ref),
             namespace_terminating: namespace.map(|namespace| namespace.terminating),
             hold: hold_reason(&order, desired),
         };
         let step = match placement::decide(&order, &view) {
             PlacementStep::Settled(state) => {
-                self.placed_tenants.queue.reset(&key);
-                return self.report_placement(&order, state, false);
+                self.queue.reset(&key);
+                return runner.report_placement(&order, state, false);
             }
             PlacementStep::Confirm(state)
-                if self.placed_tenants.confirmed_removals.get(&key) == Some(&order.uid) =>
+                if self.confirmed_removals.get(&key) == Some(&order.uid) =>
             {
-                return self.report_placement(&order, state, true);
+                return runner.report_placement(&order, state, true);
             }
             step => step,
         };
         let span = tracing::error_span!(
             "placement",
             tenant = %key,
-            member = &*self.member.name,
+            member = &*runner.member.name,
             generation = order.generation,
             outcome = Empty
         );
-        let runner = Arc::clone(&self.runner);
+        let runner = Arc::clone(runner);
         let running = async move {
             let result = runner.run_placement_step(&order, step).await;
             let outcome = match &result {
@@ -209,38 +208,32 @@ impl Reconciler {
             Span::current().record("outcome", outcome);
             PlacementStepResult { order, result }
         };
-        let placed_tenants = &mut self.placed_tenants;
-        placed_tenants.queue.start(key.clone());
-        placed_tenants.jobs.spawn(key, running.instrument(span));
+        self.queue.start(key.clone());
+        self.jobs.spawn(key, running.instrument(span));
     }
 
-    fn report_placement(&self, order: &PlacedTenant, state: State, is_removed: bool) {
-        let report = PlacedReport {
-            uid: order.uid.clone(),
-            observed_generation: order.generation,
-            gone: is_removed,
-            state,
-        };
-        self.report_store.set_placed(&order.key(), Some(report));
-    }
-
-    pub(super) fn finish_placement_step(
+    /// Records and reports the result of a step. Returns the owners that it has changed.
+    pub(super) fn finish(
         &mut self,
         (key, done): (TenantKey, Result<PlacementStepResult, JoinError>),
-    ) {
+        index: &mut Index,
+        runner: &ActionRunner,
+    ) -> BTreeSet<OwnerKey> {
         let now = BootTime::now();
-        let queue = &mut self.placed_tenants.queue;
-        let Some(current_order) = self.placed_tenants.orders.get(&key) else {
+        let queue = &mut self.queue;
+        let Some(current_order) = self.orders.get(&key) else {
             // The home cluster has withdrawn the order, so there is nothing to report.
             queue.done(&key, Outcome::Done, now, 0.0);
-            return queue.forget(&key);
+            queue.forget(&key);
+            return BTreeSet::new();
         };
         let done = match done {
             Ok(done) => done,
             Err(error) => {
-                tracing::error!(%error, member = %self.member.name, tenant = %key, "placing a Tenant panicked");
-                let again = Outcome::Again(BootTime(now.0 + self.member.retry_max));
-                return queue.done(&key, again, now, 0.0);
+                tracing::error!(%error, member = %runner.member.name, tenant = %key, "placing a Tenant panicked");
+                let again = Outcome::Again(BootTime(now.0 + runner.member.retry_max));
+                queue.done(&key, again, now, 0.0);
+                return BTreeSet::new();
             }
         };
         // If the order has changed, the next step reports its state.
@@ -253,15 +246,16 @@ impl Reconciler {
         };
         queue.done(&key, outcome, now, chance::random());
         let (failures, pause) = (queue.failures(&key), queue.not_before(&key).since(now));
+        let mut changed = BTreeSet::new();
         let report = match done.result {
             Ok(CompletedStep::Written(tenant)) => {
-                let changed = tenant.map(|tenant| self.index.tenant_written(*tenant));
-                self.owners_changed(changed.unwrap_or_default());
+                if let Some(tenant) = tenant {
+                    changed = index.tenant_written(*tenant);
+                }
                 None
             }
             Ok(CompletedStep::Removed(state)) => {
-                let removals = &mut self.placed_tenants.confirmed_removals;
-                removals.insert(key, done.order.uid.clone());
+                self.confirmed_removals.insert(key, done.order.uid.clone());
                 Some((state, true))
             }
             Err(PlacementError::Conflict) => (failures > MAX_UNREPORTED_CONFLICTS).then(|| {
@@ -270,7 +264,7 @@ impl Reconciler {
                 (state, false)
             }),
             Err(PlacementError::Failed(state)) => {
-                tracing::warn!(member = %self.member.name, tenant = %key,
+                tracing::warn!(member = %runner.member.name, tenant = %key,
                     generation = done.order.generation, reason = state.reason,
                     problem = state.message, retry_in_seconds = pause.as_secs(),
                     "failed to place or remove Tenant; retrying");
@@ -278,8 +272,9 @@ impl Reconciler {
             }
         };
         if let Some((state, is_removed)) = report.filter(|_| is_current) {
-            self.report_placement(&done.order, state, is_removed);
+            runner.report_placement(&done.order, state, is_removed);
         }
+        changed
     }
 }
 
@@ -299,6 +294,16 @@ fn hold_reason(
 }
 
 impl ActionRunner {
+    fn report_placement(&self, order: &PlacedTenant, state: State, is_removed: bool) {
+        let report = PlacedReport {
+            uid: order.uid.clone(),
+            observed_generation: order.generation,
+            gone: is_removed,
+            state,
+        };
+        self.report_store.set_placed(&order.key(), Some(report));
+    }
+
     async fn run_placement_step(
         &self,
         order: &PlacedTenant,

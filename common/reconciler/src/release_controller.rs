@@ -14,7 +14,7 @@ use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 
 use super::digests::DesiredDigests;
 use super::helm_queue::HelmRequest;
@@ -23,16 +23,9 @@ use crate::index::CrdState;
 use crate::inputs::StatusMode;
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{self, Action, Attempt, Permit, View};
-use crate::run_loop::Reconciler;
+use crate::reconciler::{Reconciler, RunningAction};
 use crate::status::throttle;
 use crate::workload::{self, StrayRule};
-
-/// A running action.
-pub(super) struct RunningAction {
-    key: OwnerKey,
-    attempt: Attempt,
-    span: Span,
-}
 
 impl Reconciler {
     /// Returns the desired state to act on: with the permit the recorded one, otherwise the latest, for observation.
@@ -126,7 +119,7 @@ impl Reconciler {
             self.report_store.update_history(key, owner, &plan.history);
         }
         let revision = job.newest.as_ref().map(|newest| newest.revision);
-        if self.update_drift_schedule(key, plan, revision, now) {
+        if self.drift_schedule.update(key, plan, revision, now) {
             return false;
         }
         if let Some(at) = self.message_not_before(key, owner, plan, now) {
@@ -134,8 +127,8 @@ impl Reconciler {
             return false;
         }
         if plan.action == Action::Nothing && !self.has_changes(&job) {
-            let release = (&job.release, revision);
-            self.start_drift_check(key, &job.owner, job.plan, release, now);
+            self.drift_schedule
+                .start(job, &self.index, &self.runner, now);
             return false;
         }
         self.start(job, request)

@@ -5,63 +5,41 @@
 //!
 //! The loop is level-triggered: it queues only the keys to reconcile, each at most once.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use krypton_helm::driver::StopHandle;
-use krypton_helm::releases::Release;
-use krypton_helm::releases::labels::ReleaseKey;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::EventRecorder;
 use krypton_runtime::lease::{
     self, LeaseGoal, LeaseName, LeaseState, LeaseTimes, NO_NEW_RUNS_AFTER,
 };
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::retry::Backoff;
-use krypton_runtime::tasks::KeyedTasks;
-use krypton_runtime::work_queue::WorkQueue;
-use krypton_types::desired::{DesiredState, Version};
+use krypton_types::desired::DesiredState;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use crate::actions::{ActionRunner, JobResult};
-use crate::bounds::WatchBounds;
-use crate::cluster_version::ClusterVersion;
-use crate::digests::{DesiredDigests, FingerprintCache};
-use crate::drift::schedule::DriftSchedule;
+use crate::actions::ActionRunner;
 use crate::helm_queue::HelmQueue;
-use crate::index::{CrdState, Index};
+use crate::index::CrdState;
 use crate::lease_guard;
-use crate::metrics::{QueueDepths, ReconcilerShare};
-use crate::owner::{OwnerKey, ReleaseOwner};
-use crate::placed_tenants::PlacedTenants;
-use crate::plan::{Attempt, Memory};
-use crate::record::RecordResult;
-use crate::release_controller::RunningAction;
+use crate::metrics::QueueDepths;
+use crate::reconciler::Reconciler;
 use crate::report_store::ReportStore;
+use crate::tenant_list_schema::TenantListSchema;
 use crate::watches::{Watch, WatchEvent};
-use crate::workspaces::Workspaces;
 
-mod tenant_list_schema;
 mod watch_events;
 
 pub use crate::dump::{ConditionDump, DumpRequest, LeaseDump, OwnerDump, ReconcilerDump};
 pub use crate::inputs::{Member, StatusMode, Tools};
-pub use tenant_list_schema::TenantListSchema;
 
 /// Time that running Helm processes get to finish when the process stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
-/// Pause between two checks of the CRD while it needs changes.
-pub(crate) const CRD_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of events to apply before the next reconcile.
 const EVENT_BATCH: usize = 512;
-/// Maximum number of Tenants with API requests in flight, apart from Helm runs. At startup, a thousand Tenants must
-/// neither flood the API server nor take the memory of a thousand calls.
-const MAX_CONCURRENT_ACTIONS: usize = 16;
 
 /// Reconciles the member until `stop`. Returns when no Helm process of this reconciler runs and the Lease is released.
 pub async fn run(
@@ -132,63 +110,17 @@ async fn reconcile(
         &tools.watchdog,
     )
     .with_counter(tools.work.events_dropped.clone());
-    let queue_metrics = tools.work.new_share();
-    let retry_max = member.retry_max;
-    // An owner's back-off depends on its attempt, so its `OwnerState` holds it.
-    let no_backoff = Backoff::up_to(Duration::ZERO);
     let runner = Arc::new(ActionRunner {
-        member: Arc::clone(&member),
         fleet_client: member.helm_client.clone(),
-        desired: desired.clone(),
+        member,
+        desired,
         tools,
         events,
-        report_store: Arc::clone(&report_store),
-        lease_state: lease_state.clone(),
+        report_store,
+        lease_state,
         stop: stop_signal,
     });
-    let mut reconciler = Reconciler {
-        index: Index::new(&member.name, member.source_namespace.as_deref()),
-        bounds: WatchBounds::new(member.on_excess.clone()),
-        member,
-        runner,
-        report_store,
-        desired,
-        lease_state,
-        lease_goal,
-        recorded: None,
-        digests: DesiredDigests::default(),
-        newer_recorded: None,
-        recording_tasks: JoinSet::new(),
-        ownerless_reason: None,
-        jobs: KeyedTasks::default(),
-        crd_jobs: JoinSet::new(),
-        crd_checked: false,
-        unrestored: None,
-        crd_was_missing: false,
-        relist_tenants: false,
-        listed_under: TenantListSchema::default(),
-        crd_not_before: BootTime::default(),
-        crd_failures: 0,
-        crd_problem: None,
-        recording_failures: 0,
-        recording_problem: None,
-        latest_recorded: false,
-        pause_unrecorded: false,
-        owner_states: BTreeMap::new(),
-        release_details: BTreeMap::new(),
-        queue: WorkQueue::new(usize::MAX, no_backoff, no_backoff),
-        action_queue: WorkQueue::new(MAX_CONCURRENT_ACTIONS, no_backoff, no_backoff),
-        helm_queue: HelmQueue::default(),
-        drift_schedule: DriftSchedule::default(),
-        placed_tenants: PlacedTenants::new(retry_max),
-        workspaces: Workspaces::new(retry_max),
-        cluster_version: ClusterVersion::default(),
-        permitted: false,
-        held_since: None,
-        cluster_problem: None,
-        started: BootTime::now(),
-        queue_metrics,
-    };
+    let mut reconciler = Reconciler::new(runner, lease_goal);
     reconciler.run(dump_requests, &stop).await;
     reconciler.drain(&stop_handle).await;
     runs_ended.cancel();
@@ -196,101 +128,6 @@ async fn reconcile(
     if let Err(error) = lease_task.await {
         tracing::error!(%error, "the Lease's task failed");
     }
-}
-
-/// State of a Tenant or KryptonDeployment between two reconciles.
-#[derive(Default)]
-pub(crate) struct OwnerState {
-    pub memory: Memory,
-    /// The running action handles a deletion.
-    pub is_removing: bool,
-    /// The last action read the release.
-    pub is_reading: bool,
-    /// UID of the object whose deletion was seen while the CRD was intact.
-    pub confirmed_deletion: Option<String>,
-    pub wake: Option<BootTime>,
-    /// Earliest time of the next reconcile, after a failed write.
-    pub not_before: Option<BootTime>,
-    /// Attempt that is held back until `not_before`. `None` holds back every attempt.
-    pub held_attempt: Option<Attempt>,
-    pub failures: u32,
-    /// Number of consecutive actions that failed because their plan was out of date.
-    pub conflicts: u32,
-    /// The last action stopped because it needs a Helm slot.
-    pub needs_slot: bool,
-    pub(crate) fingerprint_cache: FingerprintCache,
-}
-
-impl OwnerState {
-    /// Returns true if the current attempt is the one that is held back.
-    pub(crate) fn holds_back(
-        &self,
-        owner: &ReleaseOwner,
-        desired: &DesiredState,
-        fingerprint: &str,
-    ) -> bool {
-        let held_attempt = self.held_attempt.as_ref();
-        held_attempt
-            .is_none_or(|held_attempt| *held_attempt == Attempt::new(owner, desired, fingerprint))
-    }
-}
-
-pub(crate) struct Reconciler {
-    pub member: Arc<Member>,
-    pub runner: Arc<ActionRunner>,
-    pub report_store: Arc<ReportStore>,
-    pub index: Index,
-    bounds: WatchBounds,
-    pub desired: watch::Receiver<Arc<DesiredState>>,
-    pub lease_state: watch::Receiver<LeaseState>,
-    /// Current goal for the Lease.
-    pub lease_goal: watch::Sender<LeaseGoal>,
-    /// The desired state that is saved on the member. The reconciler acts only on a saved desired state.
-    pub recorded: Option<Arc<DesiredState>>,
-    /// The desired state whose orders are in the index, with its digests.
-    pub digests: DesiredDigests,
-    /// A later saved version. The reconciler does not act on an older one.
-    pub newer_recorded: Option<Version>,
-    pub recording_tasks: JoinSet<(Arc<DesiredState>, Result<RecordResult, String>)>,
-    /// The last logged reason why the anchor does not own the saved desired state.
-    pub ownerless_reason: Option<String>,
-    pub(crate) jobs: KeyedTasks<RunningAction, Box<JobResult>>,
-    pub crd_jobs: JoinSet<crate::backup::restoring::CrdRound>,
-    /// The CRD is up to date and no saved Tenant waits to be restored.
-    pub crd_checked: bool,
-    /// Tenants that were saved when their CRD was deleted and are not restored yet. `None` until the backup is read.
-    pub unrestored: Option<crate::backup::restoring::UnrestoredTenants>,
-    /// The CRD was missing. Until it is reconciled, a missing Tenant may be one that is not restored yet.
-    pub crd_was_missing: bool,
-    /// The Tenants must be listed again.
-    pub relist_tenants: bool,
-    pub listed_under: TenantListSchema,
-    pub crd_not_before: BootTime,
-    pub crd_failures: u32,
-    pub crd_problem: Option<String>,
-    pub recording_failures: u32,
-    pub recording_problem: Option<String>,
-    /// The saved desired state is the latest one.
-    pub latest_recorded: bool,
-    /// The reconciler does not act, as it could not save a pause.
-    pub pause_unrecorded: bool,
-    pub owner_states: BTreeMap<OwnerKey, OwnerState>,
-    pub release_details: BTreeMap<ReleaseKey, Arc<Release>>,
-    /// The owners to reconcile.
-    pub queue: WorkQueue<OwnerKey>,
-    /// The owners that wait to run an action. Limits all actions except Helm runs.
-    pub action_queue: WorkQueue<OwnerKey>,
-    pub helm_queue: HelmQueue,
-    pub drift_schedule: DriftSchedule,
-    pub placed_tenants: PlacedTenants,
-    pub workspaces: Workspaces,
-    pub cluster_version: ClusterVersion,
-    pub permitted: bool,
-    /// Time at which this process acquired the Lease.
-    pub held_since: Option<BootTime>,
-    pub cluster_problem: Option<String>,
-    pub started: BootTime,
-    queue_metrics: ReconcilerShare,
 }
 
 impl Reconciler {
@@ -313,7 +150,9 @@ impl Reconciler {
                 tenants = None;
             }
             self.apply_orders();
-            self.queue_due_drift_check(now);
+            if let Some(key) = self.drift_schedule.next_due(now) {
+                self.queue.add(key.clone());
+            }
             self.reconcile_owners(now);
             self.reconcile_placed_tenants(now);
             self.reconcile_workspaces(now);
@@ -352,13 +191,23 @@ impl Reconciler {
                 Some(ended) = self.helm_queue.tasks.join_next_with_id(), if !self.helm_queue.tasks.is_empty() => {
                     self.finish_waiting(ended);
                 }
-                done = self.placed_tenants.jobs.next() => self.finish_placement_step(done),
-                done = self.workspaces.jobs.next() => self.finish_workspace(done),
+                done = self.placed_tenants.jobs.next() => {
+                    let changed = self.placed_tenants.finish(done, &mut self.index, &self.runner);
+                    self.owners_changed(changed);
+                }
+                done = self.workspaces.jobs.next() => {
+                    let changed = self.workspaces.finish(done, &mut self.index, &self.member);
+                    self.owners_changed(changed);
+                }
                 Some(done) = self.drift_schedule.jobs.join_next(), if !self.drift_schedule.jobs.is_empty() => {
-                    self.finish_drift_check(done);
+                    let name = &self.member.name;
+                    let key = self.drift_schedule.finish(done, &mut self.owner_states, name);
+                    self.queue.extend(key);
                 }
                 Some(done) = self.cluster_version.queries.join_next(), if !self.cluster_version.queries.is_empty() => {
-                    self.finish_version(done);
+                    if self.cluster_version.finish(done, &self.member.name) {
+                        self.retry_failed_owners();
+                    }
                 }
                 Some(done) = self.recording_tasks.join_next(), if !self.recording_tasks.is_empty() => {
                     self.finish_recording(done);
@@ -403,16 +252,54 @@ impl Reconciler {
         self.jobs.wait_all().await;
     }
 
-    /// Makes these owners due, and the placement orders of these Tenants.
-    pub(crate) fn owners_changed(&mut self, keys: BTreeSet<OwnerKey>) {
-        self.placed_tenants.queue_owners(&keys);
-        self.queue.extend(keys);
+    fn reconcile_placed_tenants(&mut self, now: BootTime) {
+        // Until all Tenants are listed under the current schema, a missing Tenant proves nothing.
+        let is_listed = self.index.synced()
+            && self.index.crd() == Some(CrdState::Present)
+            && self.listed_under == TenantListSchema::Current
+            && !(self.crd_was_missing || self.relist_tenants);
+        // An observer reports nothing either, as the writer may know a later order.
+        let may_act = self.permitted && !self.pause_unrecorded;
+        if is_listed
+            && may_act
+            && let Some(desired) = &self.recorded
+            && let Some(unrestored) = &self.unrestored
+        {
+            self.placed_tenants
+                .reconcile(desired, unrestored, &self.index, &self.runner, now);
+        }
     }
 
-    pub(crate) fn queue_all(&mut self) {
-        let keys = self.index.owners().map(|(key, _)| key);
-        self.queue.extend(keys);
-        self.placed_tenants.queue_all();
+    fn reconcile_workspaces(&mut self, now: BootTime) {
+        // Until all namespaces are listed, a missing mark proves nothing.
+        let is_listed = self.index.ready();
+        let may_act = self.permitted && !self.pause_unrecorded;
+        if is_listed
+            && may_act
+            && let Some(desired) = &self.recorded
+        {
+            self.workspaces
+                .reconcile(desired, &self.index, &self.runner, now);
+        }
+    }
+
+    fn check_version(&mut self, now: BootTime) {
+        let due = self.cluster_version.next_query();
+        if due.is_some_and(|due| due <= now) && self.needs_version() {
+            self.cluster_version.query(&self.member.client, now);
+        }
+    }
+
+    fn needs_version(&self) -> bool {
+        let mut states = self.owner_states.values();
+        self.permitted && states.any(|state| state.memory.failure.is_some())
+    }
+
+    fn retry_failed_owners(&mut self) {
+        for state in self.owner_states.values_mut() {
+            state.memory.cluster_changed();
+        }
+        self.queue_all();
     }
 
     fn next_wake(&self, now: BootTime) -> Option<BootTime> {
@@ -426,6 +313,7 @@ impl Reconciler {
             .filter(|at| *at > now)
             .min();
         let crd = (self.permitted && !self.crd_checked).then_some(self.crd_not_before);
+        let version = self.cluster_version.next_query();
         owner
             .into_iter()
             .chain(expiry)
@@ -433,7 +321,7 @@ impl Reconciler {
             .chain(self.drift_schedule.wake())
             .chain(self.placed_tenants.wake(now))
             .chain(self.workspaces.wake(now))
-            .chain(self.version_wake().filter(|at| *at > now))
+            .chain(version.filter(|at| *at > now && self.needs_version()))
             .chain(self.bounds.wake())
             .min()
     }

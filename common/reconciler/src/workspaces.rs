@@ -25,7 +25,8 @@ use tracing::Instrument as _;
 use crate::actions::ActionRunner;
 use crate::actions::error::CONFLICT_PAUSE;
 use crate::index::Index;
-use crate::run_loop::Reconciler;
+use crate::inputs::Member;
+use crate::owner::OwnerKey;
 
 /// Maximum number of namespaces to write at the same time.
 const MAX_CONCURRENT_CALLS: usize = 8;
@@ -78,36 +79,38 @@ impl Workspaces {
     pub(crate) fn wake(&self, now: BootTime) -> Option<BootTime> {
         self.queue.wake().filter(|at| *at > now)
     }
-}
 
-impl Reconciler {
-    pub(super) fn reconcile_workspaces(&mut self, now: BootTime) {
-        // Until all namespaces are listed, a missing mark proves nothing.
-        let Some(desired) = self
-            .recorded
-            .clone()
-            .filter(|_| self.permitted && !self.pause_unrecorded && self.index.ready())
-        else {
-            return;
-        };
+    /// Starts the writes to the due namespaces.
+    pub(super) fn reconcile(
+        &mut self,
+        desired: &Arc<DesiredState>,
+        index: &Index,
+        runner: &Arc<ActionRunner>,
+        now: BootTime,
+    ) {
         if desired.paused || desired.retire {
             return;
         }
-        let workspaces = &mut self.workspaces;
-        let configured = workspaces.configured.as_ref();
+        let configured = self.configured.as_ref();
         if configured.is_none_or(|configured| configured.namespaces != desired.namespaces) {
-            let names = self.index.workspaces.iter().map(|(name, _)| name.clone());
-            workspaces.queue.extend(names);
+            let names = index.workspaces.iter().map(|(name, _)| name.clone());
+            self.queue.extend(names);
         }
-        workspaces.configured = Some(Arc::clone(&desired));
-        workspaces.queue.unpark();
-        while let Some(name) = self.workspaces.queue.pop(now) {
-            self.reconcile_workspace(name, &desired);
+        self.configured = Some(Arc::clone(desired));
+        self.queue.unpark();
+        while let Some(name) = self.queue.pop(now) {
+            self.reconcile_one(name, desired, index, runner);
         }
     }
 
-    fn reconcile_workspace(&mut self, name: String, desired: &DesiredState) {
-        let patch = self.index.workspaces.get(&name).and_then(|workspace| {
+    fn reconcile_one(
+        &mut self,
+        name: String,
+        desired: &DesiredState,
+        index: &Index,
+        runner: &Arc<ActionRunner>,
+    ) {
+        let patch = index.workspaces.get(&name).and_then(|workspace| {
             let namespace_metadata = workspace
                 .namespace_metadata
                 .as_ref()
@@ -121,57 +124,60 @@ impl Reconciler {
             return;
         };
         // While a Tenant is paused, nothing is written to its workspace. No event shows the end of the pause here.
-        let is_paused = self.index.workspace_users(&name).iter().any(|user| {
-            let owner = self.index.owner(user);
+        let is_paused = index.workspace_users(&name).iter().any(|user| {
+            let owner = index.owner(user);
             let annotation = owner
                 .as_ref()
                 .and_then(|it| it.annotation(names::PAUSED_ANNOTATION));
             annotation.is_some_and(|value| value != "false")
         });
         if is_paused {
-            return self.workspaces.queue.park(name);
+            return self.queue.park(name);
         }
-        let version = self.index.workspaces.version(&name);
-        let runner = Arc::clone(&self.runner);
+        let version = index.workspaces.version(&name);
+        let runner = Arc::clone(runner);
         let namespace = name.clone();
         let writing = async move {
             runner
                 .patch_namespace(&namespace, &uid, version, patch)
                 .await
         };
-        self.workspaces.queue.start(name.clone());
-        self.workspaces.jobs.spawn(name, writing.in_current_span());
+        self.queue.start(name.clone());
+        self.jobs.spawn(name, writing.in_current_span());
     }
 
-    pub(super) fn finish_workspace(
+    /// Records the result of a write. Returns the owners that it has changed.
+    pub(super) fn finish(
         &mut self,
         (name, result): (String, Result<PatchResult, JoinError>),
-    ) {
+        index: &mut Index,
+        member: &Member,
+    ) -> BTreeSet<OwnerKey> {
         let now = BootTime::now();
+        let mut changed = BTreeSet::new();
         let outcome = match result {
             Ok(Ok(Some(meta))) => {
-                let (_, users) = self.index.workspace_written(&meta);
-                self.owners_changed(users);
+                (_, changed) = index.workspace_written(&meta);
                 Outcome::Wrote
             }
             Ok(Ok(None)) => Outcome::Conflict,
             Ok(Err(error)) => {
                 let problem = chain(&error);
-                if self.workspaces.logged_problem.as_ref() != Some(&problem) {
-                    tracing::warn!(member = %self.member.name, namespace = name, %problem,
+                if self.logged_problem.as_ref() != Some(&problem) {
+                    tracing::warn!(member = %member.name, namespace = name, %problem,
                         "failed to update workspace metadata; retrying");
-                    self.workspaces.logged_problem = Some(problem);
+                    self.logged_problem = Some(problem);
                 }
                 Outcome::Failed
             }
             Err(error) => {
-                tracing::error!(%error, member = %self.member.name, namespace = name,
+                tracing::error!(%error, member = %member.name, namespace = name,
                     "the write of a workspace panicked");
-                Outcome::Again(BootTime(now.0 + self.member.retry_max))
+                Outcome::Again(BootTime(now.0 + member.retry_max))
             }
         };
-        let queue = &mut self.workspaces.queue;
-        queue.done(&name, outcome, now, chance::random());
+        self.queue.done(&name, outcome, now, chance::random());
+        changed
     }
 }
 

@@ -1,5 +1,6 @@
 //! Schedules drift checks: one release of the member at a time, and only while no action runs for it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,12 +25,13 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use crate::actions::ActionRunner;
+use crate::actions::{ActionRunner, Job};
 use crate::drift::check::{CheckError, CheckInput, DriftCache, check_release};
 use crate::drift::{DriftReport, DriftSettings, correction_events, describe};
+use crate::index::Index;
 use crate::owner::{OwnerKey, ReleaseOwner};
+use crate::owner_state::OwnerState;
 use crate::plan::{Action, Plan, RevisionDrift};
-use crate::run_loop::Reconciler;
 
 /// Due times of the releases. After a start, the first checks are spread over a whole interval.
 #[derive(Debug)]
@@ -160,21 +162,18 @@ impl DriftSchedule {
         }
         while self.jobs.join_next().await.is_some() {}
     }
-}
 
-impl Reconciler {
-    /// Queues the release whose check is due.
-    pub(crate) fn queue_due_drift_check(&mut self, now: BootTime) {
-        if self.drift_schedule.running.is_none()
-            && let Some(key) = self.drift_schedule.check_queue.next_due(now)
-        {
-            self.queue.add(key.clone());
+    /// Returns the release whose check is due, unless a check runs.
+    pub(crate) fn next_due(&mut self, now: BootTime) -> Option<&OwnerKey> {
+        if self.running.is_some() {
+            return None;
         }
+        self.check_queue.next_due(now)
     }
 
     /// Schedules or unschedules the owner. Returns true if a running check must end first, as the plan has another
     /// action.
-    pub(crate) fn update_drift_schedule(
+    pub(crate) fn update(
         &mut self,
         key: &OwnerKey,
         plan: &Plan,
@@ -182,16 +181,13 @@ impl Reconciler {
         now: BootTime,
     ) -> bool {
         let idle = plan.action == Action::Nothing;
-        let drift_schedule = &mut self.drift_schedule;
         match &plan.drift {
-            Some(settings) => {
-                drift_schedule
-                    .check_queue
-                    .add(key, interval(settings), now, chance::random())
-            }
-            None => drift_schedule.check_queue.remove(key),
+            Some(settings) => self
+                .check_queue
+                .add(key, interval(settings), now, chance::random()),
+            None => self.check_queue.remove(key),
         }
-        let running = drift_schedule.running.as_ref();
+        let running = self.running.as_ref();
         let running = running.filter(|running| running.key == *key);
         let is_current =
             running.is_none_or(|running| running.matches_request(revision, plan.drift.as_ref()));
@@ -200,62 +196,63 @@ impl Reconciler {
         }
         // Cancel an outdated check and start one with the current settings next.
         if plan.drift.is_some() && !is_current {
-            drift_schedule.check_queue.remove(key);
-            drift_schedule.check_queue.queue.add(key.clone());
+            self.check_queue.remove(key);
+            self.check_queue.queue.add(key.clone());
         }
-        drift_schedule.cancel_check(key) && !idle
+        self.cancel_check(key) && !idle
     }
 
-    /// Starts a check if it is the owner's turn.
-    pub(crate) fn start_drift_check(
+    /// Starts a check of the job's release instead of an action, if it is the owner's turn.
+    pub(crate) fn start(
         &mut self,
-        key: &OwnerKey,
-        owner: &ReleaseOwner,
-        plan: Plan,
-        (release, revision): (&ReleaseKey, Option<u32>),
+        job: Job,
+        index: &Index,
+        runner: &Arc<ActionRunner>,
         now: BootTime,
     ) {
-        let drift_schedule = &mut self.drift_schedule;
-        let (Some(settings), Some(revision)) = (plan.drift, revision) else {
+        let (Some(settings), Some(newest)) = (job.plan.drift, job.newest) else {
             return;
         };
-        if drift_schedule.running.is_some() || drift_schedule.check_queue.next.as_ref() != Some(key)
-        {
+        if self.running.is_some() || self.check_queue.next.as_ref() != Some(&job.key) {
             return;
         }
-        drift_schedule
-            .check_queue
-            .reschedule(key, interval(&settings), now, chance::random());
-        let newest = self.index.release_revisions(release).last().copied();
-        let adopted = newest.is_some_and(Revision::is_foreign);
-        let mut cache = drift_schedule.cache.take().unwrap_or_default();
-        cache.retain(|release| self.index.is_claimed(release));
+        self.check_queue
+            .reschedule(&job.key, interval(&settings), now, chance::random());
+        let mut cache = self.cache.take().unwrap_or_default();
+        cache.retain(|release| index.is_claimed(release));
         let check = RunningCheck {
-            key: key.clone(),
-            revision,
+            key: job.key,
+            revision: newest.revision,
             settings,
             cancel: CancellationToken::new(),
         };
-        drift_schedule.running = Some(check.clone());
+        self.running = Some(check.clone());
+        let member = &runner.member.name;
+        let span = check.key.span(member, job.owner.generation(), &job.release);
+        span.record("action", "look_for_drift");
         let job = Box::new(CheckJob {
             check,
-            owner: owner.clone(),
-            release: release.clone(),
-            adopted,
+            owner: job.owner,
+            release: job.release,
+            adopted: newest.is_foreign(),
             cache,
         });
-        let span = key.span(&self.member.name, owner.generation(), release);
-        span.record("action", "look_for_drift");
-        let check = Arc::clone(&self.runner).run_drift_check(job);
-        drift_schedule.jobs.spawn(check.instrument(span));
+        let check = Arc::clone(runner).run_drift_check(job);
+        self.jobs.spawn(check.instrument(span));
     }
 
-    pub(crate) fn finish_drift_check(&mut self, done: Result<Box<CheckJobResult>, JoinError>) {
-        let running = self.drift_schedule.running.take();
+    /// Records the result of a check. Returns the owner to reconcile.
+    pub(crate) fn finish(
+        &mut self,
+        done: Result<Box<CheckJobResult>, JoinError>,
+        owner_states: &mut BTreeMap<OwnerKey, OwnerState>,
+        member: &str,
+    ) -> Option<OwnerKey> {
+        let running = self.running.take();
         match done {
             Ok(result) => {
-                self.drift_schedule.cache = Some(result.cache);
-                if let Some(slot) = self.owner_states.get_mut(&result.key) {
+                self.cache = Some(result.cache);
+                if let Some(slot) = owner_states.get_mut(&result.key) {
                     if result.drift.is_some() {
                         slot.memory.drift = result.drift;
                         slot.memory.failed_checks = None;
@@ -267,11 +264,11 @@ impl Reconciler {
                         slot.memory.to_reread = result.unreadable;
                     }
                 }
-                self.queue.add(result.key);
+                Some(result.key)
             }
             Err(error) => {
-                tracing::error!(%error, member = %self.member.name, "a drift check failed");
-                self.queue.extend(running.map(|running| running.key));
+                tracing::error!(%error, %member, "a drift check failed");
+                running.map(|running| running.key)
             }
         }
     }
@@ -420,8 +417,6 @@ impl ActionRunner {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use krypton_types::desired::drift::DriftPolicy;
     use krypton_types::tenant::TenantKey;
 

@@ -12,14 +12,14 @@ use krypton_types::conditions::reason;
 use krypton_types::desired::handling::Remediation;
 use tokio::task::{Id, JoinError};
 
-use super::RunningAction;
 use crate::actions::error::{ActionError, CONFLICT_PAUSE};
 use crate::actions::{JobResult, ReleaseUpdate};
 use crate::helm_queue::{FailedWait, WaitResult};
 use crate::owner::OwnerKey;
+use crate::owner_state::OwnerState;
 use crate::placed_tenants::MAX_UNREPORTED_CONFLICTS;
 use crate::plan::{AppliedRun, Attempt, Failure, Refusal};
-use crate::run_loop::{OwnerState, Reconciler};
+use crate::reconciler::{Reconciler, RunningAction};
 
 /// Number of consecutive failed requests before a condition shows the failure.
 const SHOWN_AFTER: u32 = 3;

@@ -10,8 +10,8 @@ use krypton_types::error_chain::chain;
 use kube::runtime::watcher::Event;
 use kube::{Resource as _, ResourceExt as _};
 
-use super::Reconciler;
 use crate::index::CrdState;
+use crate::reconciler::Reconciler;
 use crate::watches::{Watch, WatchEvent};
 use crate::workload;
 

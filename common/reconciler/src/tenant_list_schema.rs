@@ -5,7 +5,7 @@
 /// An API server omits fields that its schema does not contain, such as the workspace. No watch reports a schema
 /// change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TenantListSchema {
+pub(super) enum TenantListSchema {
     /// The current schema or a newer one. Also the state before the first list.
     #[default]
     Current,
@@ -33,7 +33,7 @@ impl TenantListSchema {
     }
 
     /// Returns true if the list is good enough to reconcile, with (`permitted`) or without write permission.
-    pub fn is_usable(self, permitted: bool) -> bool {
+    pub(super) fn is_usable(self, permitted: bool) -> bool {
         match self {
             Self::Current | Self::Older => true,
             Self::Observed => !permitted,
