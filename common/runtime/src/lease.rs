@@ -6,8 +6,6 @@ mod leader_model;
 pub mod state;
 mod times;
 
-use std::time::Duration;
-
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_types::error_chain::chain;
@@ -22,9 +20,9 @@ use crate::cluster;
 use crate::newest::{NewestSeen as _, SendIfChanged as _};
 use state::{LeaseRequest, LeaseResponse, LeaseStateMachine};
 
-use holder::is_previous_container;
 pub use holder::{OwnPod, agent_holder};
-pub use times::LeaseTimes;
+pub use state::{LeaseGoal, LeaseState, LeaseTerm};
+pub use times::{DURATION, KILL_AFTER, LeaseTimes, NO_NEW_RUNS_AFTER};
 
 /// Namespace of Krypton's own objects on a member.
 pub const SYSTEM_NAMESPACE: &str = "krypton-system";
@@ -45,63 +43,6 @@ impl LeaseName {
             name: LEASE_NAME.to_owned(),
         }
     }
-}
-/// Time without a renewal after which a member's Lease expires, measured with the observer's own clock.
-pub const DURATION: Duration = LeaseTimes::MEMBER.duration;
-/// Maximum age of the last renewal for starting a Helm run.
-pub const NO_NEW_RUNS_AFTER: Duration = LeaseTimes::MEMBER.fresh;
-/// Maximum age of the last renewal for a running Helm process. Krypton kills older ones.
-pub const KILL_AFTER: Duration = LeaseTimes::MEMBER.renew_deadline;
-
-/// A term of a Lease: the Lease's UID, which changes when it is deleted and recreated, and the number of
-/// transitions.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LeaseTerm {
-    pub lease: String,
-    pub transitions: i32,
-}
-
-/// State of the Lease.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LeaseState {
-    /// Time of the last own renewal. `None` if another process holds the Lease.
-    pub renewed: Option<BootTime>,
-    /// Term of this process. It changes when the process loses and acquires the Lease again.
-    pub term: Option<LeaseTerm>,
-    /// The holder, if it is another process.
-    pub other_holder: Option<String>,
-    /// Time of the API server's last response.
-    pub last_response: Option<BootTime>,
-    /// Error of the last call.
-    pub problem: Option<String>,
-}
-
-impl LeaseState {
-    /// Returns whether a Helm run may start under a member's Lease.
-    pub fn may_start(&self, now: BootTime) -> bool {
-        self.is_fresh(now, &LeaseTimes::MEMBER)
-    }
-
-    /// Returns whether work that the Lease guards may start, because no other process can hold the Lease yet.
-    pub fn is_fresh(&self, now: BootTime, times: &LeaseTimes) -> bool {
-        self.renewed
-            .is_some_and(|renewed| now.since(renewed) < times.fresh)
-    }
-
-    /// Returns the time limit of runs, or `None` if the limit has passed.
-    pub fn runs_until(&self, now: BootTime) -> Option<BootTime> {
-        let until = BootTime(self.renewed?.0 + KILL_AFTER);
-        (now < until).then_some(until)
-    }
-}
-
-/// Intended use of the Lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeaseGoal {
-    /// Hold the Lease and become the only writer.
-    Hold,
-    /// Observe the holder without any write.
-    Observe,
 }
 
 /// Holds the Lease for `me` until `stop` and then releases it, or only observes it. Once requested, holding
@@ -245,25 +186,5 @@ async fn ensure_namespace(client: &Client, name: &str) -> kube::Result<()> {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
         Err(error) => Err(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(seconds: u64) -> BootTime {
-        BootTime(Duration::from_secs(seconds))
-    }
-
-    #[test]
-    fn runs_stop_starting_half_lease_after_renewal() {
-        let state = LeaseState {
-            renewed: Some(at(10)),
-            ..LeaseState::default()
-        };
-        assert!(state.may_start(at(39)));
-        assert!(!state.may_start(at(40)));
-        assert!(!LeaseState::default().may_start(at(0)));
     }
 }

@@ -9,12 +9,64 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-use super::{LeaseGoal, LeaseState, LeaseTerm, LeaseTimes, is_previous_container};
+use super::holder::is_previous_container;
+use super::times::{KILL_AFTER, LeaseTimes};
 use crate::clock::BootTime;
 
 /// Upper limit of a holder's expiry. A record may request a longer duration than this process uses, and
 /// outages of the API server may extend it, up to this limit.
 const EXPIRY_MAX: Duration = Duration::from_secs(120);
+
+/// A term of a Lease: the Lease's UID, which changes when it is deleted and recreated, and the number of
+/// transitions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeaseTerm {
+    pub lease: String,
+    pub transitions: i32,
+}
+
+/// State of the Lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeaseState {
+    /// Time of the last own renewal. `None` if another process holds the Lease.
+    pub renewed: Option<BootTime>,
+    /// Term of this process. It changes when the process loses and acquires the Lease again.
+    pub term: Option<LeaseTerm>,
+    /// The holder, if it is another process.
+    pub other_holder: Option<String>,
+    /// Time of the API server's last response.
+    pub last_response: Option<BootTime>,
+    /// Error of the last call.
+    pub problem: Option<String>,
+}
+
+impl LeaseState {
+    /// Returns whether a Helm run may start under a member's Lease.
+    pub fn may_start(&self, now: BootTime) -> bool {
+        self.is_fresh(now, &LeaseTimes::MEMBER)
+    }
+
+    /// Returns whether work that the Lease guards may start, because no other process can hold the Lease yet.
+    pub fn is_fresh(&self, now: BootTime, times: &LeaseTimes) -> bool {
+        self.renewed
+            .is_some_and(|renewed| now.since(renewed) < times.fresh)
+    }
+
+    /// Returns the time limit of runs, or `None` if the limit has passed.
+    pub fn runs_until(&self, now: BootTime) -> Option<BootTime> {
+        let until = BootTime(self.renewed?.0 + KILL_AFTER);
+        (now < until).then_some(until)
+    }
+}
+
+/// Intended use of the Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseGoal {
+    /// Hold the Lease and become the only writer.
+    Hold,
+    /// Observe the holder without any write.
+    Observe,
+}
 
 /// A request to the API server.
 #[derive(Clone, Debug, PartialEq)]

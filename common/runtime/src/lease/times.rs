@@ -2,6 +2,13 @@
 
 use std::time::Duration;
 
+/// Time without a renewal after which a member's Lease expires, measured with the observer's own clock.
+pub const DURATION: Duration = LeaseTimes::MEMBER.duration;
+/// Maximum age of the last renewal for starting a Helm run.
+pub const NO_NEW_RUNS_AFTER: Duration = LeaseTimes::MEMBER.fresh;
+/// Maximum age of the last renewal for a running Helm process. Krypton kills older ones.
+pub const KILL_AFTER: Duration = LeaseTimes::MEMBER.renew_deadline;
+
 /// Times of a Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {

@@ -340,3 +340,14 @@ fn transitions_count_changes_of_the_holder_only() {
     );
     assert_eq!(renewed.lease_transitions, Some(1));
 }
+
+#[test]
+fn runs_stop_starting_half_lease_after_renewal() {
+    let state = LeaseState {
+        renewed: Some(at(10)),
+        ..LeaseState::default()
+    };
+    assert!(state.may_start(at(39)));
+    assert!(!state.may_start(at(40)));
+    assert!(!LeaseState::default().may_start(at(0)));
+}
