@@ -1,16 +1,13 @@
 //! Opens TLS connections to the hub, directly or through the HTTP proxy of the environment.
 
+mod connect;
 mod error;
 mod no_proxy;
 mod proxy;
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use krypton_types::join_bundle::split_address;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -19,17 +16,10 @@ use tokio_rustls::client::TlsStream;
 
 use crate::net::{Network, Stream};
 
+use connect::{HANDSHAKE_TIMEOUT, connect_any, resolve};
 pub use error::DialError;
 pub use proxy::ProxiedTcp;
 pub(crate) use proxy::https_proxy_of;
-
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay between attempts at two addresses of one name, because often only one IP version is routable.
-const ATTEMPT_DELAY: Duration = Duration::from_millis(300);
-/// Maximum number of IP addresses to try for one name.
-const RESOLVED_MAX: usize = 8;
 
 /// Opens a connection to the hub at `address` (`HOST:PORT`) with the settings of [`crate::tls::client_config`].
 ///
@@ -73,34 +63,4 @@ pub async fn open_tls(
         return Err(DialError::NotHttp2(address.to_owned()));
     }
     Ok(tls_stream)
-}
-
-async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    let lookup = tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((host, port)));
-    let lookup = lookup
-        .await
-        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    Ok(lookup?.take(RESOLVED_MAX).collect())
-}
-
-/// Returns the first connection that succeeds. Each address gets a head start over the next.
-async fn connect_any(network: &dyn Network, addresses: &[SocketAddr]) -> io::Result<Stream> {
-    let mut attempts: FuturesUnordered<_> = addresses
-        .iter()
-        .zip(0_u32..)
-        .map(|(address, position)| async move {
-            tokio::time::sleep(ATTEMPT_DELAY * position).await;
-            tokio::time::timeout(CONNECT_TIMEOUT, network.connect(*address))
-                .await
-                .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-        })
-        .collect();
-    let mut problem = io::ErrorKind::NotFound.into();
-    while let Some(result) = attempts.next().await {
-        match result {
-            Ok(stream) => return Ok(stream),
-            Err(error) => problem = error,
-        }
-    }
-    Err(problem)
 }

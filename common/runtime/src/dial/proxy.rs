@@ -11,9 +11,9 @@ use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::TokioIo;
 use tower::{Service as _, service_fn};
 
+use super::connect::{HANDSHAKE_TIMEOUT, connect_any, resolve};
 use super::error::DialError;
 use super::no_proxy::ExemptHosts;
-use super::{HANDSHAKE_TIMEOUT, connect_any, resolve};
 use crate::admin::{AdminError, BindAddress};
 use crate::net::{HttpProxy, Listener, Network, Stream, Tcp};
 
