@@ -8,7 +8,6 @@ pub mod traces;
 use std::fmt;
 use std::io::IsTerminal as _;
 use std::str::FromStr;
-use std::sync::{Arc, PoisonError, RwLock};
 
 use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::fmt::format::JsonFields;
@@ -17,6 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Registry, reload};
 
 use json_line::JsonLine;
+pub use json_line::ProcessFields;
 use level::LogFilter;
 pub use level::{FilterChange, FilterError, FilterStatus, LogLevel};
 
@@ -74,26 +74,6 @@ pub enum LogInitError {
     },
     #[error("logging was already set up in this process")]
     AlreadySet(#[source] tracing_subscriber::util::TryInitError),
-}
-
-/// Fields of the process in each JSON line. Clones share their state.
-#[derive(Clone, Debug, Default)]
-pub struct ProcessFields(Arc<RwLock<Vec<(&'static str, String)>>>);
-
-impl ProcessFields {
-    /// Adds a field to all further lines. A span or event with a field of the same name overrides it.
-    pub fn set(&self, name: &'static str, value: impl Into<String>) {
-        let mut fields = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        fields.retain(|(known, _)| *known != name);
-        fields.push((name, value.into()));
-    }
-
-    fn for_each(&self, mut visit: impl FnMut(&'static str, &str)) {
-        let fields = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        for (name, value) in fields.iter() {
-            visit(name, value);
-        }
-    }
 }
 
 /// Log of this process. Clones share their state.

@@ -4,6 +4,7 @@
 //! inwards, and of the event. If a name occurs several times, only the innermost value is written.
 
 use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use jiff::Timestamp;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
@@ -14,14 +15,32 @@ use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::ProcessFields;
-
 const MESSAGE: &str = "message";
 /// Names of the event's own keys, which fields cannot use.
 const RESERVED: [&str; 3] = ["timestamp", "level", "target"];
 /// Prefix of the fields with a record's origin in the crate `log`, and the target of all its records.
 const LOG: &str = "log";
 const LOG_TARGET: &str = "log.target";
+
+/// Fields of the process in each JSON line. Clones share their state.
+#[derive(Clone, Debug, Default)]
+pub struct ProcessFields(Arc<RwLock<Vec<(&'static str, String)>>>);
+
+impl ProcessFields {
+    /// Adds a field to all further lines. A span or event with a field of the same name overrides it.
+    pub fn set(&self, name: &'static str, value: impl Into<String>) {
+        let mut fields = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        fields.retain(|(known, _)| *known != name);
+        fields.push((name, value.into()));
+    }
+
+    fn for_each(&self, mut visit: impl FnMut(&'static str, &str)) {
+        let fields = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        for (name, value) in fields.iter() {
+            visit(name, value);
+        }
+    }
+}
 
 pub(super) struct JsonLine {
     pub(super) process: ProcessFields,
