@@ -9,7 +9,6 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::{chance, off_thread};
-use krypton_types::redact::url_shown;
 use tokio::sync::watch;
 
 use crate::metrics::{ChartMetrics, GaugeGuard};
@@ -18,9 +17,11 @@ mod archive;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod archive_properties;
 mod cache_state;
+mod chart_ref;
 mod credentials;
 mod download;
 mod error;
+mod files;
 pub(crate) mod index;
 mod index_store;
 mod load;
@@ -40,6 +41,7 @@ pub(crate) mod version;
 
 pub use archive::ArchiveError;
 pub use cache_state::CacheState;
+pub use chart_ref::ChartRef;
 pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
 pub use error::{ChartError, ChartFault};
@@ -47,6 +49,7 @@ pub use provenance::SignatureVerifier;
 pub use source::ChartSource;
 pub use version::{exact_version, is_range};
 
+use files::{PARTIAL, partial_file};
 use index_store::IndexStore;
 use version::{RequestedVersion, VersionSelector};
 
@@ -56,57 +59,6 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(2);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Maximum number of cached charts. A fleet uses one; the others are older versions.
 const MAX_ENTRIES: usize = 256;
-/// Prefix of incomplete files and temporary folders.
-const PARTIAL: &str = ".partial-";
-
-/// Reference to a chart.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct ChartRef {
-    /// URL of the repository: `http`, `https` or `oci`. Empty if `name` is the path of a local `.tgz` or a
-    /// complete `oci` URL.
-    pub repo: String,
-    pub name: String,
-    /// Exact SemVer 2 version with an optional leading `v` and an optional digest: `1.2.3@sha256:…`. Empty
-    /// means the newest stable version. [`ChartCache::resolve`] accepts a range; a fetch does not.
-    pub version: String,
-}
-
-impl ChartRef {
-    /// Returns the repository's URL for display: without user, password and query, because a query may
-    /// contain a key.
-    pub fn repo_shown(&self) -> String {
-        url_shown(&self.repo)
-    }
-
-    /// Returns the name for display. If the name is a URL, removes user, password and query.
-    pub fn name_shown(&self) -> String {
-        match self.name.contains("://") {
-            true => url_shown(&self.name),
-            false => self.name.clone(),
-        }
-    }
-}
-
-impl fmt::Display for ChartRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let short: String = self.version.chars().take(64).collect();
-        match (self.name_shown(), short.as_str()) {
-            (name, "") => write!(f, "chart {name}, newest version")?,
-            (name, version) => write!(f, "chart {name}, version {}", version.escape_debug())?,
-        }
-        if self.repo.is_empty() {
-            Ok(())
-        } else {
-            write!(f, ", of {}", self.repo_shown())
-        }
-    }
-}
-
-impl fmt::Debug for ChartRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ChartRef({self})")
-    }
-}
 
 /// A fetched and verified chart.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -359,17 +311,6 @@ impl ChartCache {
         }
         Arc::clone(entries.entry(chart.clone()).or_default())
     }
-}
-
-fn partial_file(dir: &Path) -> std::io::Result<tempfile::NamedTempFile> {
-    tempfile::Builder::new().prefix(PARTIAL).tempfile_in(dir)
-}
-
-/// Writes the file atomically.
-fn write_file(dir: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = partial_file(dir)?;
-    std::io::Write::write_all(&mut file, bytes)?;
-    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 /// Returns the back-off after a failure. It doubles each time, and jitter spreads the retries of several

@@ -7,9 +7,11 @@ use krypton_types::loopback;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
 use reqwest::{Method, Response, Url};
 
+use super::chart_ref::ChartRef;
 use super::credentials::Credentials;
+use super::error::ChartError;
 use super::target_check::target_refusal;
-use super::{ChartError, ChartRef, index, provenance};
+use super::{index, provenance};
 
 /// Maximum size of a packaged chart in bytes, as in Flux.
 pub const CHART_LIMIT: u64 = 10 << 20;

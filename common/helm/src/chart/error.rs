@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 
-use super::ChartRef;
 use super::archive::ArchiveError;
-use super::load::DEADLINE;
+use super::chart_ref::ChartRef;
 
 /// Effect of a failed fetch on a Tenant: each variant is a condition reason of krypton-operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +56,11 @@ pub enum ChartError {
         #[source]
         source: reqwest::Error,
     },
-    #[error("chart not loaded; repo unreachable? {chart}: no complete response within {} s; check the network path to it", DEADLINE.as_secs())]
-    Deadline { chart: Arc<ChartRef> },
+    #[error("chart not loaded; repo unreachable? {chart}: no complete response within {} s; check the network path to it", .limit.as_secs())]
+    Deadline {
+        chart: Arc<ChartRef>,
+        limit: Duration,
+    },
     #[error(
         "chart not loaded; repo unreachable? {chart}: {attempt} returned {status}; {}", status_remedy(*.status)
     )]

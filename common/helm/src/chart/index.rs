@@ -7,8 +7,9 @@ use std::sync::Arc;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::chart_ref::ChartRef;
+use super::error::ChartError;
 use super::version::{self, VersionSelector};
-use super::{ChartError, ChartRef};
 
 /// Maximum size of an index in bytes, as in Flux.
 pub(super) const LIMIT: u64 = 50 << 20;

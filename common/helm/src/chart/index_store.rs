@@ -13,7 +13,9 @@ use reqwest::header::{
 use reqwest::{StatusCode, Url};
 
 use super::download::{GetRequest, RepositoryClient, append_path};
-use super::{ChartError, index, write_file};
+use super::error::ChartError;
+use super::files::write_file;
+use super::index;
 
 /// Maximum number of cached indexes. A fleet has one repository, and each index takes at most 50 MiB on disk.
 const MAX_INDEXES: usize = 4;

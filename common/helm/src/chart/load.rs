@@ -12,14 +12,13 @@ use tracing::field::Empty;
 
 use super::credentials::Credentials;
 use super::download::{CHART_LIMIT, RepositoryClient};
+use super::files::write_file;
 use super::origin::{ListedChart, Origin, inspect};
 use super::version::{self, RequestedVersion, VersionSelector};
-use super::{
-    ChartCache, ChartError, ChartRef, ChartSource, FetchedChart, index, oci, provenance, write_file,
-};
+use super::{ChartCache, ChartError, ChartRef, ChartSource, FetchedChart, index, oci, provenance};
 
 /// Deadline of a whole fetch, index and chart together.
-pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 impl ChartCache {
     /// Returns the version that `chart.version`, usually a range, currently resolves to. Caches nothing.
@@ -272,6 +271,7 @@ async fn with_deadline<T>(
         .unwrap_or_else(|_| {
             Err(ChartError::Deadline {
                 chart: Arc::clone(chart),
+                limit: DEADLINE,
             })
         })
 }

@@ -19,11 +19,13 @@ pub(super) use reference::is_oci;
 use challenge::Challenge;
 use reference::OciReference;
 
+use super::chart_ref::ChartRef;
 use super::credentials::{self, Login};
 use super::download::{CHART_LIMIT, GetRequest, RepositoryClient, is_loopback};
+use super::error::ChartError;
+use super::provenance;
 use super::target_check::target_refusal;
 use super::version::{self, RequestedVersion, VersionSelector};
-use super::{ChartError, ChartRef, provenance};
 
 const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE: &str = "application/vnd.cncf.helm.config.v1+json";

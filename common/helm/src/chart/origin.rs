@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use krypton_types::fingerprint::sha256_hex;
 
+use super::chart_ref::ChartRef;
+use super::error::ChartError;
 use super::version::{self, RequestedVersion, VersionSelector};
-use super::{ChartError, ChartRef, archive, oci};
+use super::{archive, oci};
 
 /// Origin of an archive, with the properties that the archive must have.
 pub(super) enum Origin {

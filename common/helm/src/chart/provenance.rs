@@ -7,7 +7,9 @@ use futures::future::BoxFuture;
 use krypton_runtime::off_thread;
 
 use super::archive::ChartMetadata;
-use super::{ChartError, ChartRef, PARTIAL};
+use super::chart_ref::ChartRef;
+use super::error::ChartError;
+use super::files::PARTIAL;
 
 /// Suffix of the archive's name.
 pub(super) const SUFFIX: &str = ".prov";

@@ -2,7 +2,7 @@
 
 use reqwest::Url;
 
-use crate::chart::ChartRef;
+use crate::chart::chart_ref::ChartRef;
 use crate::chart::credentials::DOCKER_HUB;
 
 const SCHEME: &str = "oci://";
