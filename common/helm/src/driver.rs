@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::off_thread;
-use semver::Version;
 use serde_json::{Map, Value};
 use tracing::Instrument as _;
 use tracing::field::Empty;
@@ -30,12 +29,13 @@ mod scratch;
 pub(crate) mod stderr;
 mod stop;
 mod supervisor;
+mod version;
 
 pub use crate::slots::{Load, Slot};
 pub use arguments::{GetMetadata, Rollback, Uninstall, Upgrade};
 pub use error::HelmError;
 pub use keyring::Keyring;
-pub use process::{HelmCommand, Processes, Running, Supervisor};
+pub use process::{DriverTimeouts, HelmCommand, Processes, Running, Supervisor};
 pub use stop::{StopHandle, StopRequest, StopRequests, StopSignal};
 pub use supervisor::supervise;
 
@@ -43,13 +43,12 @@ use crate::slots::{Limits, Slots};
 use process::{HelmJob, RunOutcome};
 use scratch::Scratch;
 use stderr::HelmStderr;
+use version::is_supported;
 
 /// Timeout of `helm get`, which reads a single Secret.
 const GET_TIMEOUT: Duration = Duration::from_secs(10);
 /// Part of Helm's error message for a Secret that exists and holds no valid release.
 const UNDECODABLE: &str = "failed to decode data";
-/// Oldest supported version. Older versions have vulnerabilities or lack flags that this driver uses.
-const OLDEST_VERSION: Version = Version::new(4, 2, 4);
 
 /// Settings of the driver.
 #[derive(Clone, Debug)]
@@ -67,27 +66,6 @@ pub struct HelmConfig {
     pub max_concurrent: usize,
     /// Maximum number of concurrent Helm processes for one member, at least 1.
     pub max_per_member: usize,
-}
-
-/// Time limits of a run, in addition to the timeout of the run itself.
-#[derive(Clone, Copy, Debug)]
-pub struct DriverTimeouts {
-    /// Added to three times the timeout, because Helm applies the timeout to each of its phases.
-    pub beyond_timeout: Duration,
-    /// Time from SIGTERM to SIGKILL after a run exceeds its deadline.
-    pub after_deadline: Duration,
-    /// Time from SIGTERM to SIGKILL after a soft stop.
-    pub after_stop: Duration,
-}
-
-impl Default for DriverTimeouts {
-    fn default() -> Self {
-        Self {
-            beyond_timeout: Duration::from_secs(60),
-            after_deadline: Duration::from_secs(30),
-            after_stop: Duration::from_secs(20),
-        }
-    }
 }
 
 /// Returns whether an API server's response means that the cluster's owner suspended writes.
@@ -200,12 +178,7 @@ impl Helm {
             .version(binary, environment)
             .await
             .map_err(missing)?;
-        let version = output
-            .strip_prefix('v')
-            .and_then(|text| Version::parse(text).ok());
-        if !version.is_some_and(|version| {
-            version.major == OLDEST_VERSION.major && version >= OLDEST_VERSION
-        }) {
+        if !is_supported(&output) {
             return Err(HelmError::Version {
                 binary: binary.clone(),
                 found: output,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::OLDEST_VERSION;
 use super::supervisor::MEMORY_MAX;
+use super::version::OLDEST_VERSION;
 
 /// Why a Helm run failed.
 #[derive(Debug, Error)]

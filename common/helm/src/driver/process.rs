@@ -17,7 +17,6 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::DriverTimeouts;
 use super::stop::{StopRequest, StopSignal};
 use super::supervisor::{NOT_STARTED, OUTPUT_FLAG, SIGNALLED, TERMINATE, UNTIL, millis};
 
@@ -93,6 +92,27 @@ pub struct HelmCommand<'a> {
     pub environment: Vec<(OsString, OsString)>,
     /// File for Helm's standard output. `None` discards the output.
     pub output: Option<&'a Path>,
+}
+
+/// Time limits of a run, in addition to the timeout of the run itself.
+#[derive(Clone, Copy, Debug)]
+pub struct DriverTimeouts {
+    /// Added to three times the timeout, because Helm applies the timeout to each of its phases.
+    pub beyond_timeout: Duration,
+    /// Time from SIGTERM to SIGKILL after a run exceeds its deadline.
+    pub after_deadline: Duration,
+    /// Time from SIGTERM to SIGKILL after a soft stop.
+    pub after_stop: Duration,
+}
+
+impl Default for DriverTimeouts {
+    fn default() -> Self {
+        Self {
+            beyond_timeout: Duration::from_secs(60),
+            after_deadline: Duration::from_secs(30),
+            after_stop: Duration::from_secs(20),
+        }
+    }
 }
 
 /// A Helm process to run.
