@@ -10,9 +10,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
 command -v c++ >/dev/null || { echo "fuzz: no C++ compiler found (c++), which libFuzzer needs: install g++ or clang" >&2; exit 1; }
 
-# The dependencies have the same settings as in other debug programs. Our crates need some optimization.
+# The dependencies have the same settings as in other debug programs. Optimization of our crates pays off only in runs of
+# minutes.
 optimized=()
-for crate in helm proto reconciler types; do optimized+=(--config "profile.dev.package.krypton-$crate.opt-level=1"); done
+if [ "${FUZZ_SECONDS:-60}" -gt 10 ]; then
+  for crate in helm proto reconciler types; do optimized+=(--config "profile.dev.package.krypton-$crate.opt-level=1"); done
+fi
 RUSTC_WORKSPACE_WRAPPER=$PWD/hack/fuzz-rustc.sh cargo build --locked --workspace --bin fuzz --features simulation,krypton-fuzz/libfuzzer "${optimized[@]}"
 if [ "${FUZZ_SECONDS:-60}" = 0 ]; then exit 0; fi
 
