@@ -74,7 +74,10 @@ struct Hub {
     _task: AbortOnDropHandle<()>,
 }
 
-async fn hub(limits: Limits) -> Hub {
+/// Starts a hub with the default limits after this change.
+async fn hub(change: impl FnOnce(&mut Limits)) -> Hub {
+    let mut limits = Limits::default();
+    change(&mut limits);
     let authority = Authority::generate("a.krypton", clock::wall()).unwrap();
     let listener = admin::bind(LISTEN_FLAG, &"127.0.0.1:0".parse().unwrap())
         .await
@@ -125,6 +128,10 @@ impl Hub {
         }
     }
 
+    fn credential(&self, cluster: &str) -> Credential {
+        Self::agent(&self.authority, cluster, DAY)
+    }
+
     /// Opens a TLS connection whose handshake is complete on the client's side.
     async fn connect(&self, credential: Option<Credential>) -> io::Result<TlsStream<TcpStream>> {
         self.connect_from(AGENT_ADDRESS, credential).await
@@ -156,6 +163,16 @@ impl Hub {
         identity(&mut client).await
     }
 
+    async fn check_agent_served(&self, cluster: &str) {
+        let (mut client, _bridge) = self.client(Some(self.credential(cluster))).await;
+        check_identity(&mut client, cluster).await;
+    }
+
+    async fn check_stranger_served(&self) {
+        let caller = self.identity(None).await.unwrap();
+        assert_eq!(caller, "no client certificate");
+    }
+
     async fn client(&self, credential: Option<Credential>) -> (EnrollmentClient<Channel>, Bridge) {
         let stream = self.connect(credential).await.unwrap();
         let (endpoint, bridge) = bridge(stream).await;
@@ -164,9 +181,10 @@ impl Hub {
     }
 }
 
-/// The identity of an agent.
-fn of_agent(cluster: &str) -> String {
-    format!("{cluster} {UID}")
+/// Asserts that the service sees this agent.
+async fn check_identity(client: &mut EnrollmentClient<Channel>, cluster: &str) {
+    let caller = identity(client).await.unwrap();
+    assert_eq!(caller, format!("{cluster} {UID}"));
 }
 
 /// Calls the service and returns the identity that it sees.
@@ -204,16 +222,14 @@ async fn is_ended(stream: &mut TlsStream<TcpStream>) -> bool {
 
 #[tokio::test]
 async fn a_call_knows_which_agent_it_comes_from() {
-    let hub = hub(Limits::default()).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
-    let caller = hub.identity(Some(credential)).await.unwrap();
-    assert_eq!(caller, of_agent("edge-1"));
-    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
+    let hub = hub(|_| {}).await;
+    hub.check_agent_served("edge-1").await;
+    hub.check_stranger_served().await;
 }
 
 #[tokio::test]
 async fn invalid_agent_certificates_are_rejected() {
-    let hub = hub(Limits::default()).await;
+    let hub = hub(|_| {}).await;
     let other = Authority::generate("a.krypton", clock::wall()).unwrap();
     let expired = Duration::ZERO;
     for credential in [
@@ -225,12 +241,12 @@ async fn invalid_agent_certificates_are_rejected() {
         assert!(is_ended(&mut stream).await);
     }
     // Later connections are served.
-    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
+    hub.check_stranger_served().await;
 }
 
 #[tokio::test]
 async fn non_tls_connection_is_rejected_and_next_served() {
-    let hub = hub(Limits::default()).await;
+    let hub = hub(|_| {}).await;
     let mut plain = TcpStream::connect(hub.address).await.unwrap();
     plain
         .write_all(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
@@ -240,17 +256,16 @@ async fn non_tls_connection_is_rejected_and_next_served() {
     // A TLS alert, or a reset if it arrived first.
     drop(plain.read_to_end(&mut response).await);
     assert!(!response.starts_with(b"HTTP"));
-    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
+    hub.check_stranger_served().await;
 }
 
 #[tokio::test]
 async fn unfinished_handshake_times_out_and_frees_slot() {
-    let limits = Limits {
-        handshakes: 2,
-        handshake_timeout: Duration::from_millis(50),
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
+    let hub = hub(|limits| {
+        limits.handshakes = 2;
+        limits.handshake_timeout = Duration::from_millis(50);
+    })
+    .await;
     let mut silent = Vec::new();
     for _ in 0..8 {
         silent.push(TcpStream::connect(hub.address).await.unwrap());
@@ -264,12 +279,11 @@ async fn unfinished_handshake_times_out_and_frees_slot() {
 
 #[tokio::test]
 async fn strangers_do_not_take_the_places_of_agents() {
-    let limits = Limits {
-        anonymous: 2,
-        first_request: TIMEOUT,
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
+    let hub = hub(|limits| {
+        limits.anonymous = 2;
+        limits.first_request = TIMEOUT;
+    })
+    .await;
     let mut idle = hub.connect(None).await.unwrap();
     let (mut second, _second_bridge) = hub.client(None).await;
     identity(&mut second).await.unwrap();
@@ -277,26 +291,20 @@ async fn strangers_do_not_take_the_places_of_agents() {
     let (mut third, _third_bridge) = hub.client(None).await;
     identity(&mut third).await.unwrap();
     assert!(is_ended(&mut idle).await);
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
-    let caller = hub.identity(Some(credential)).await.unwrap();
-    assert_eq!(caller, of_agent("edge-1"));
+    hub.check_agent_served("edge-1").await;
     identity(&mut second).await.unwrap();
     assert_eq!(hub.metrics.refused_count("unauthenticated"), 1);
 }
 
 #[tokio::test]
 async fn idle_strangers_leave_room_for_enrollment() {
-    let limits = Limits {
-        anonymous: 8,
-        anonymous_lifetime: TIMEOUT,
-        first_request: TIMEOUT,
-        per_address: AddressLimits {
-            anonymous: 2,
-            ..Limits::default().per_address
-        },
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
+    let hub = hub(|limits| {
+        limits.anonymous = 8;
+        limits.anonymous_lifetime = TIMEOUT;
+        limits.first_request = TIMEOUT;
+        limits.per_address.anonymous = 2;
+    })
+    .await;
     let mut idle = Vec::new();
     for last in 2..6 {
         for _ in 0..2 {
@@ -304,29 +312,27 @@ async fn idle_strangers_leave_room_for_enrollment() {
             idle.push(hub.connect_from(from, None).await.unwrap());
         }
     }
-    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
+    hub.check_stranger_served().await;
 }
 
 #[tokio::test]
 async fn stranger_without_a_request_is_dropped_soon() {
-    let limits = Limits {
-        anonymous_lifetime: TIMEOUT,
-        first_request: Duration::from_millis(50),
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
+    let hub = hub(|limits| {
+        limits.anonymous_lifetime = TIMEOUT;
+        limits.first_request = Duration::from_millis(50);
+    })
+    .await;
     let mut idle = hub.connect(None).await.unwrap();
     assert!(is_ended(&mut idle).await);
 }
 
 #[tokio::test]
 async fn idle_stranger_times_out_and_frees_slot() {
-    let limits = Limits {
-        anonymous: 1,
-        anonymous_lifetime: Duration::from_millis(50),
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
+    let hub = hub(|limits| {
+        limits.anonymous = 1;
+        limits.anonymous_lifetime = Duration::from_millis(50);
+    })
+    .await;
     let mut idle = hub.connect(None).await.unwrap();
     assert!(is_ended(&mut idle).await);
     while try_identity(&hub, None).await.is_none() {}
@@ -334,7 +340,7 @@ async fn idle_stranger_times_out_and_frees_slot() {
 
 #[tokio::test]
 async fn connection_ends_when_its_certificate_expires() {
-    let hub = hub(Limits::default()).await;
+    let hub = hub(|_| {}).await;
     // Certificates have whole seconds, so this one lasts at least one second.
     let credential = Hub::agent(&hub.authority, "edge-1", Duration::from_secs(2));
     let mut stream = hub.connect(Some(credential)).await.unwrap();
@@ -343,21 +349,15 @@ async fn connection_ends_when_its_certificate_expires() {
 
 #[tokio::test]
 async fn member_over_limit_leaves_other_members_served() {
-    let limits = Limits {
-        connections_per_member: 2,
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let hub = hub(|limits| limits.connections_per_member = 2).await;
+    let credential = hub.credential("edge-1");
     let (mut first, first_bridge) = hub.client(Some(credential.clone())).await;
     let (mut second, _second_bridge) = hub.client(Some(credential.clone())).await;
     identity(&mut first).await.unwrap();
     identity(&mut second).await.unwrap();
     let mut third = hub.connect(Some(credential.clone())).await.unwrap();
     assert!(is_ended(&mut third).await);
-    let other = Hub::agent(&hub.authority, "edge-2", DAY);
-    let caller = hub.identity(Some(other)).await.unwrap();
-    assert_eq!(caller, of_agent("edge-2"));
+    hub.check_agent_served("edge-2").await;
     drop((first, first_bridge));
     // The slot is free as soon as the hub has seen the close.
     while try_identity(&hub, Some(credential.clone())).await.is_none() {}
@@ -372,11 +372,7 @@ async fn try_identity(hub: &Hub, credential: Option<Credential>) -> Option<Strin
 
 #[tokio::test]
 async fn beyond_the_limit_connections_wait_until_one_goes() {
-    let limits = Limits {
-        connections: 1,
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
+    let hub = hub(|limits| limits.connections = 1).await;
     let (mut first, first_bridge) = hub.client(None).await;
     identity(&mut first).await.unwrap();
     let admitted = AtomicUsize::new(0);
@@ -398,7 +394,7 @@ async fn beyond_the_limit_connections_wait_until_one_goes() {
 
 #[tokio::test]
 async fn new_hub_certificate_applies_to_next_connection() {
-    let hub = hub(Limits::default()).await;
+    let hub = hub(|_| {}).await;
     let certificate =
         |stream: &TlsStream<TcpStream>| stream.get_ref().1.peer_certificates().unwrap()[0].clone();
     let before = hub.connect(None).await.unwrap();
@@ -412,8 +408,8 @@ async fn new_hub_certificate_applies_to_next_connection() {
 
 #[tokio::test]
 async fn stop_ends_serving_and_frees_port() {
-    let hub = hub(Limits::default()).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let hub = hub(|_| {}).await;
+    let credential = hub.credential("edge-1");
     let (mut client, _bridge) = hub.client(Some(credential)).await;
     identity(&mut client).await.unwrap();
     hub.stop.cancel();
@@ -423,12 +419,8 @@ async fn stop_ends_serving_and_frees_port() {
 
 #[tokio::test]
 async fn unfinished_call_is_aborted_after_drain() {
-    let limits = Limits {
-        drain: Duration::from_millis(50),
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let hub = hub(|limits| limits.drain = Duration::from_millis(50)).await;
+    let credential = hub.credential("edge-1");
     let (mut client, _bridge) = hub.client(Some(credential)).await;
     let hang = v1::EnrollRequest {
         token: HANG_TOKEN.to_owned(),

@@ -92,26 +92,20 @@ async fn wait_until_served(hub: &Hub, credential: &Credential) {
 
 #[tokio::test]
 async fn address_at_its_limit_leaves_room_for_others() {
-    let limits = Limits {
-        handshakes: 4,
-        handshake_timeout: TIMEOUT,
-        per_address: AddressLimits {
-            unauthenticated: 3,
-            handshakes: 2,
-            anonymous: 1,
-            ..Limits::default().per_address
-        },
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
+    let hub = hub(|limits| {
+        limits.handshakes = 4;
+        limits.handshake_timeout = TIMEOUT;
+        limits.per_address.unauthenticated = 3;
+        limits.per_address.handshakes = 2;
+        limits.per_address.anonymous = 1;
+    })
+    .await;
     let mut silent = Vec::new();
     for _ in 0..8 {
         silent.push(hub.plain(ATTACKER_ADDRESS).await.unwrap());
     }
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
-    let caller = hub.identity(Some(credential)).await.unwrap();
-    assert_eq!(caller, of_agent("edge-1"));
-    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
+    hub.check_agent_served("edge-1").await;
+    hub.check_stranger_served().await;
     // The hub has processed the earlier connections before these two.
     let closed = silent.iter().filter(|stream| is_closed(stream)).count();
     assert_eq!((closed, hub.metrics.refused_count("address")), (5, 5));
@@ -123,7 +117,7 @@ async fn address_at_its_limit_leaves_room_for_others() {
     let mut second = started_from(&hub, OTHER_ADDRESS, None).await;
     second.read_exact(&mut byte).await.unwrap();
     assert!(is_ended(&mut first).await);
-    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
+    hub.check_stranger_served().await;
     // A closed connection frees its slot.
     drop((silent, second));
     while hub.metrics.handshakes.get() > 0 {
@@ -135,20 +129,16 @@ async fn address_at_its_limit_leaves_room_for_others() {
 
 #[tokio::test]
 async fn all_agents_behind_one_address_are_served() {
-    let limits = Limits {
-        unauthenticated: 4,
-        per_address: AddressLimits {
-            unauthenticated: 4,
-            handshakes: 1,
-            anonymous: 1,
-            ..Limits::default().per_address
-        },
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
+    let hub = hub(|limits| {
+        limits.unauthenticated = 4;
+        limits.per_address.unauthenticated = 4;
+        limits.per_address.handshakes = 1;
+        limits.per_address.anonymous = 1;
+    })
+    .await;
     let mut clients = Vec::new();
     for number in 0..20 {
-        let credential = Hub::agent(&hub.authority, &format!("edge-{number}"), DAY);
+        let credential = hub.credential(&format!("edge-{number}"));
         let (mut client, bridge) = hub.client(Some(credential)).await;
         identity(&mut client).await.unwrap();
         clients.push((client, bridge));
@@ -161,29 +151,25 @@ async fn all_agents_behind_one_address_are_served() {
 
 #[tokio::test]
 async fn handshake_rate_is_limited_per_address_after_burst() {
-    let limits = Limits {
-        handshake_timeout: Duration::from_secs(10),
-        per_address: AddressLimits {
-            handshake_rate: Rate {
-                burst: 3,
-                per_token: Duration::from_secs(3600),
-            },
-            ..Limits::default().per_address
-        },
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
+    let hub = hub(|limits| {
+        limits.handshake_timeout = Duration::from_secs(10);
+        limits.per_address.handshake_rate = Rate {
+            burst: 3,
+            per_token: Duration::from_secs(3600),
+        };
+    })
+    .await;
     for _ in 0..3 {
         hub.connect_from(ATTACKER_ADDRESS, None).await.unwrap();
     }
     assert!(hub.connect_from(ATTACKER_ADDRESS, None).await.is_err());
     assert_eq!(hub.metrics.refused_count("address"), 1);
-    assert_eq!(hub.identity(None).await.unwrap(), "no client certificate");
+    hub.check_stranger_served().await;
 }
 
 #[tokio::test]
 async fn unauthenticated_traffic_is_limited_above_enrollment_size() {
-    let hub = hub(Limits::default()).await;
+    let hub = hub(|_| {}).await;
     let (mut client, _bridge) = hub.client(None).await;
     let large = v1::EnrollRequest {
         certificate_request: vec![0; 12 * 1024].into(),
@@ -195,17 +181,13 @@ async fn unauthenticated_traffic_is_limited_above_enrollment_size() {
     let flood = [connection_start(), pings].concat();
     // The hub has closed the connection already, or does so now.
     assert!(stream.write_all(&flood).await.is_err() || is_ended(&mut stream).await);
-    wait_until_served(&hub, &Hub::agent(&hub.authority, "edge-1", DAY)).await;
+    wait_until_served(&hub, &hub.credential("edge-1")).await;
 }
 
 #[tokio::test]
 async fn silent_connection_is_closed() {
-    let limits = Limits {
-        silence: Duration::from_millis(50),
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let hub = hub(|limits| limits.silence = Duration::from_millis(50)).await;
+    let credential = hub.credential("edge-1");
     let mut stream = hub.connect(Some(credential)).await.unwrap();
     stream.write_all(&connection_start()).await.unwrap();
     assert!(is_ended(&mut stream).await);
@@ -223,12 +205,8 @@ fn client_hello(hub: &Hub) -> Vec<u8> {
 
 #[tokio::test]
 async fn hundred_slow_handshakes_do_not_block_service() {
-    let limits = Limits {
-        handshake_timeout: Duration::from_secs(3),
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let hub = hub(|limits| limits.handshake_timeout = Duration::from_secs(3)).await;
+    let credential = hub.credential("edge-1");
     let (mut connected, _bridge) = hub.client(Some(credential.clone())).await;
     let hello = client_hello(&hub);
     let mut slow = Vec::new();
@@ -243,8 +221,7 @@ async fn hundred_slow_handshakes_do_not_block_service() {
                 drop(stream.write_all(&[*byte]).await);
             }
         }
-        let caller = identity(&mut connected).await.unwrap();
-        assert_eq!(caller, of_agent("edge-1"));
+        check_identity(&mut connected, "edge-1").await;
         wait_until_served(&hub, &credential).await;
         slow.retain(|stream| !is_closed(stream));
     }
@@ -254,15 +231,14 @@ async fn hundred_slow_handshakes_do_not_block_service() {
 
 #[tokio::test]
 async fn stalled_connections_after_handshake_do_not_block_service() {
-    let limits = Limits {
-        anonymous_lifetime: Duration::from_secs(3),
-        silence: Duration::from_secs(3),
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let hub = hub(|limits| {
+        limits.anonymous_lifetime = Duration::from_secs(3);
+        limits.silence = Duration::from_secs(3);
+    })
+    .await;
+    let credential = hub.credential("edge-1");
     let (mut connected, _bridge) = hub.client(Some(credential.clone())).await;
-    let idle_agent = Hub::agent(&hub.authority, "edge-2", DAY);
+    let idle_agent = hub.credential("edge-2");
     let (mut slow, mut silent) = (Vec::new(), Vec::new());
     for _ in 0..16 {
         slow.push(attack(&hub, None).await);
@@ -277,8 +253,7 @@ async fn stalled_connections_after_handshake_do_not_block_service() {
         for stream in &mut slow {
             open |= stream.write_all(&[*byte]).await.is_ok() && stream.flush().await.is_ok();
         }
-        let caller = identity(&mut connected).await.unwrap();
-        assert_eq!(caller, of_agent("edge-1"));
+        check_identity(&mut connected, "edge-1").await;
         wait_until_served(&hub, &credential).await;
         if !open {
             break;
@@ -310,23 +285,17 @@ async fn connection_flood_uses_bounded_resources_and_frees_them() {
     const COUNT: usize = 10_000;
     const AGENTS: usize = 20;
     allow_files(COUNT as u64 + 3000);
-    let limits = Limits {
-        handshake_timeout: Duration::from_secs(5),
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
-    let agent = |number: usize| Hub::agent(&hub.authority, &format!("edge-{number}"), DAY);
+    let max_held = Limits::default().per_address.unauthenticated;
+    let hub = hub(|limits| limits.handshake_timeout = Duration::from_secs(5)).await;
+    let agent = |number: usize| hub.credential(&format!("edge-{number}"));
     let mut connected = Vec::new();
     for number in 0..AGENTS {
         let (mut client, bridge) = hub.client(Some(agent(number))).await;
         identity(&mut client).await.unwrap();
         connected.push((client, bridge));
     }
-    let tasks = || {
-        tokio::runtime::Handle::current()
-            .metrics()
-            .num_alive_tasks()
-    };
+    let runtime = tokio::runtime::Handle::current().metrics();
+    let tasks = || runtime.num_alive_tasks();
     let (tasks_before, before) = (tasks(), resident_kib());
     let mut open = Vec::new();
     let (mut peak, mut max_tasks) = (0, 0);
@@ -342,10 +311,7 @@ async fn connection_flood_uses_bounded_resources_and_frees_them() {
         peak = peak.max(resident_kib());
         max_tasks = max_tasks.max(tasks());
         let held = open.iter().filter(|stream| !is_closed(stream)).count();
-        assert!(
-            held <= limits.per_address.unauthenticated,
-            "{held} are held"
-        );
+        assert!(held <= max_held, "{held} are held");
         assert!(hub.metrics.handshakes.get() <= 64);
     }
     drop(open);
@@ -357,24 +323,21 @@ async fn connection_flood_uses_bounded_resources_and_frees_them() {
     tokio::time::timeout(TIMEOUT, freed)
         .await
         .expect("all is freed");
-    let (address, slow) = (
-        hub.metrics.refused_count("address"),
-        hub.metrics.refused_count("slow"),
-    );
+    let [address, slow] = ["address", "slow"].map(|reason| hub.metrics.refused_count(reason));
     println!(
         "{COUNT} connections: {address} sent away at once, {slow} after a while; \
          tasks {tasks_before}, {max_tasks} at most; \
          resident {before} KiB before, {peak} at most, {} after",
         resident_kib()
     );
-    let sent_away = COUNT - limits.per_address.unauthenticated;
-    assert!(max_tasks <= tasks_before + limits.per_address.unauthenticated + 16);
-    assert!(address + slow >= sent_away as u64);
+    assert!(max_tasks <= tasks_before + max_held + 16);
+    assert!(address + slow >= (COUNT - max_held) as u64);
 }
 
 /// Returns the floods, and whether each must end its connection.
 fn floods() -> Vec<(&'static str, bool, Vec<u8>)> {
     const MANY: u32 = 100_000;
+    let repeated = |frame: &[u8]| frame.repeat(MANY as usize);
     let open = frame(HEADERS, END_HEADERS, 1, &call_headers());
     let resets = (0..MANY).map(|number| {
         let stream = 2 * number + 1;
@@ -387,30 +350,22 @@ fn floods() -> Vec<(&'static str, bool, Vec<u8>)> {
     let mut continued = frame(HEADERS, 0, 1, &call_headers());
     continued.extend(frame(CONTINUATION, 0, 1, &header).repeat(MANY as usize / 10));
     let mut empty = open;
-    empty.extend(frame(DATA, 0, 1, &[]).repeat(MANY as usize));
+    empty.extend(repeated(&frame(DATA, 0, 1, &[])));
     vec![
         ("rapid reset", true, resets),
         ("CONTINUATION", true, continued),
         ("empty DATA", true, empty),
-        (
-            "PING",
-            false,
-            frame(PING, 0, 0, &[0; 8]).repeat(MANY as usize),
-        ),
-        (
-            "SETTINGS",
-            false,
-            frame(SETTINGS, 0, 0, &[]).repeat(MANY as usize),
-        ),
+        ("PING", false, repeated(&frame(PING, 0, 0, &[0; 8]))),
+        ("SETTINGS", false, repeated(&frame(SETTINGS, 0, 0, &[]))),
     ]
 }
 
 #[tokio::test]
 async fn frame_flood_affects_only_its_own_connection() {
-    let hub = hub(Limits::default()).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let hub = hub(|_| {}).await;
+    let credential = hub.credential("edge-1");
     let (mut connected, _bridge) = hub.client(Some(credential.clone())).await;
-    let flooding_agent = Hub::agent(&hub.authority, "edge-2", DAY);
+    let flooding_agent = hub.credential("edge-2");
     for (name, ends, flood) in floods() {
         let before = resident_kib();
         let mut stream = hub
@@ -429,8 +384,7 @@ async fn frame_flood_affects_only_its_own_connection() {
             ended_tx.send(ended).ok();
         }));
         for _ in 0..50 {
-            let caller = identity(&mut connected).await.unwrap();
-            assert_eq!(caller, of_agent("edge-1"));
+            check_identity(&mut connected, "edge-1").await;
             wait_until_served(&hub, &credential).await;
         }
         if ends {
@@ -445,18 +399,17 @@ async fn frame_flood_affects_only_its_own_connection() {
 
 #[tokio::test]
 async fn only_member_over_byte_limit_is_throttled() {
-    let limits = Limits {
+    let hub = hub(|limits| {
         // Allows practically nothing after the burst.
-        member_bytes: Rate {
+        limits.member_bytes = Rate {
             burst: 64 * 1024,
             per_token: Duration::from_secs(3600),
-        },
-        silence: Duration::from_secs(3),
-        ..Limits::default()
-    };
-    let hub = hub(limits).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
-    let flooding_agent = Hub::agent(&hub.authority, "edge-2", DAY);
+        };
+        limits.silence = Duration::from_secs(3);
+    })
+    .await;
+    let credential = hub.credential("edge-1");
+    let flooding_agent = hub.credential("edge-2");
     let mut stream = attack(&hub, Some(flooding_agent)).await;
     // More than all buffers on the way can hold.
     let flood = frame(PING, 0, 0, &[0; 8]).repeat(2_000_000);
@@ -473,8 +426,8 @@ async fn only_member_over_byte_limit_is_throttled() {
 
 #[tokio::test]
 async fn invalid_call_gets_status_code_and_connection_survives() {
-    let hub = hub(Limits::default()).await;
-    let credential = Hub::agent(&hub.authority, "edge-1", DAY);
+    let hub = hub(|_| {}).await;
+    let credential = hub.credential("edge-1");
     let stream = hub.connect(Some(credential)).await.unwrap();
     let (endpoint, _bridge) = bridge(stream).await;
     let mut channel = endpoint.connect().await.unwrap();
@@ -532,6 +485,5 @@ async fn invalid_call_gets_status_code_and_connection_survives() {
         );
     }
     let mut client = EnrollmentClient::new(channel);
-    let caller = identity(&mut client).await.unwrap();
-    assert_eq!(caller, of_agent("edge-1"));
+    check_identity(&mut client, "edge-1").await;
 }
