@@ -41,6 +41,7 @@ use krypton_hub::edgecluster::publisher::{DesiredStatePublisher, MemberInputs, M
 use krypton_hub::home_events::HomeEvents;
 use krypton_hub::leader::Leader;
 use krypton_hub::members::MemberRegistry;
+use krypton_hub::members::arbiter::Presence;
 use krypton_hub::members::observation::MemberObservation;
 use krypton_hub::members::tenant_reports::TenantReports;
 use krypton_proto::v1::{
@@ -55,6 +56,7 @@ use krypton_runtime::watchdog::Watchdog;
 use krypton_types::conditions::{State, Truth};
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::desired::{ChartState, DesiredState};
+use krypton_types::error_chain::chain;
 use krypton_types::member::MemberReport;
 use krypton_types::tenant::{TenantKey, TenantReport};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
@@ -65,7 +67,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 const TRUST_DOMAIN: &str = "test.krypton";
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -272,6 +274,17 @@ impl TestHub {
         let result = tokio::time::timeout(TIMEOUT, waiting).await;
         assert!(result.is_ok(), "{:?}", self.members.observation(name));
     }
+
+    async fn wait_for_holder(&self, name: &str) {
+        self.wait_for_observation(name, |observation| observation.holder.is_some())
+            .await;
+    }
+
+    async fn wait_until_away(&self, name: &str) {
+        let mut presence = self.members.presence(name);
+        let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
+        tokio::time::timeout(TIMEOUT, away).await.unwrap().unwrap();
+    }
 }
 
 /// A running listener of the hub.
@@ -389,6 +402,10 @@ impl RawSession {
         })
     }
 
+    async fn opened(dialer: &Dialer, first: FromAgent) -> Self {
+        Self::open(dialer, first).await.unwrap()
+    }
+
     /// Opens a session with an ordinary Hello.
     async fn greet(dialer: &Dialer) -> Result<Self, Status> {
         Self::open(dialer, FromAgent::Hello(hello(1, "0.1.0"))).await
@@ -437,6 +454,12 @@ impl RawSession {
             }
         }
     }
+}
+
+/// Asserts the code of a status, and that its message contains this text.
+fn check_status(status: &Status, code: Code, expected: &str) {
+    assert_eq!(status.code(), code, "{status:?}");
+    assert!(status.message().contains(expected), "{status:?}");
 }
 
 /// Our own agent, without a cluster.
@@ -489,6 +512,13 @@ impl Agent {
         link.expect("the link changes").unwrap();
     }
 
+    /// Waits until the link is down for this reason.
+    async fn wait_for_lost_link(&mut self, expected: &str) {
+        self.wait_for_link(false).await;
+        let reason = format!("{:?}", self.link.get());
+        assert!(reason.contains(expected), "{reason}");
+    }
+
     async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap();
@@ -506,18 +536,24 @@ fn lease_holder_report() -> MemberReport {
     }
 }
 
-/// Returns why there is no session, after the first attempt.
-async fn link_error(agent: &mut Agent) -> String {
+/// Returns why there is no session after the first attempt, which must contain this text.
+async fn check_link_error(agent: &mut Agent, expected: &str) -> String {
     let initial = format!("{:?}", Link::default());
     let changed = agent.link.wait_for(|link| format!("{link:?}") != initial);
     let link = tokio::time::timeout(TIMEOUT, changed)
         .await
         .unwrap()
         .unwrap();
-    match &*link {
-        Link::Down(reason) => reason.clone(),
-        Link::Up(_) => panic!("there is a session"),
-    }
+    let Link::Down(reason) = &*link else {
+        panic!("there is a session")
+    };
+    assert!(reason.contains(expected), "{reason}");
+    reason.clone()
+}
+
+/// Returns the message of the error that prevents a connection.
+async fn dial_error(dialer: &Dialer) -> String {
+    chain(&dialer.connect().await.unwrap_err())
 }
 
 fn tenant(number: u32) -> TenantKey {

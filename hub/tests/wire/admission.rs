@@ -5,8 +5,6 @@ use krypton_hub::ca::read_agent_certificate;
 use krypton_hub::members::agent_keys;
 use krypton_hub::members::member::Admission;
 use krypton_proto::v1::{RenewRequest, Report, Tenant};
-use krypton_types::error_chain::chain;
-use tonic::Code;
 
 use super::*;
 
@@ -15,12 +13,7 @@ async fn hub_with_different_ca_is_rejected() {
     let (ours, other) = (TestHub::new(), TestHub::new().with_members(&names(1)));
     let port = other.listen(None).await;
     // Our roots, but the listener of the other hub.
-    let problem = ours
-        .dialer(port.address, "edge-0")
-        .connect()
-        .await
-        .unwrap_err();
-    let message = chain(&problem);
+    let message = dial_error(&ours.dialer(port.address, "edge-0")).await;
     assert!(
         message.contains(&port.address.to_string()) && message.contains("CA"),
         "{message}"
@@ -34,8 +27,7 @@ async fn agent_of_foreign_authority_is_rejected() {
     let credential = other.credential("edge-0", &uid("edge-0"), clock::wall(), DAY);
     let dialer = ours.dialer_with(port.address, Some(credential));
     let mut agent = Agent::start(dialer, "a", "c");
-    let reason = link_error(&mut agent).await;
-    assert!(reason.contains("certificate"), "{reason}");
+    check_link_error(&mut agent, "certificate").await;
     agent.stop().await;
 }
 
@@ -45,8 +37,7 @@ async fn an_expired_certificate_is_not_let_in() {
     let long_ago = clock::wall() - SignedDuration::from_hours(24 * 60);
     let credential = hub.credential("edge-0", &uid("edge-0"), long_ago, DAY);
     let mut agent = Agent::start(hub.dialer_with(port.address, Some(credential)), "a", "c");
-    let reason = link_error(&mut agent).await;
-    assert!(reason.contains("expired"), "{reason}");
+    check_link_error(&mut agent, "expired").await;
     agent.stop().await;
 }
 
@@ -89,11 +80,7 @@ async fn stale_or_unknown_member_is_refused_with_remedy() {
         let credential = hub.credential(name, uid, an_hour_ago(), DAY);
         let dialer = hub.dialer_with(port.address, Some(credential));
         let status = RawSession::greet(&dialer).await.err().expect("a refusal");
-        assert_eq!(status.code(), Code::PermissionDenied);
-        assert!(
-            status.message().contains("kubectl krypton join"),
-            "{status:?}"
-        );
+        check_status(&status, Code::PermissionDenied, "kubectl krypton join");
     }
 }
 
@@ -145,15 +132,14 @@ async fn agent_session_is_bound_to_member_and_cluster() {
     let first = Agent::start(hub.dialer(port.address, "edge-0"), "a", "cluster-0");
     hub.wait_for_observation("edge-0", |observation| observation.uid.is_some())
         .await;
-    let mut stream = RawSession::open(
+    let mut stream = RawSession::opened(
         &hub.dialer(port.address, "edge-0"),
         FromAgent::Hello(Hello {
             replica: "edge-1".to_owned(),
             ..hello(1, "0.1.0")
         }),
     )
-    .await
-    .unwrap();
+    .await;
     stream.receive_welcome().await;
     stream
         .send(FromAgent::Report(Report {
@@ -167,8 +153,7 @@ async fn agent_session_is_bound_to_member_and_cluster() {
             ..Report::default()
         }))
         .await;
-    hub.wait_for_observation("edge-0", |observation| observation.holder.is_some())
-        .await;
+    hub.wait_for_holder("edge-0").await;
     assert_eq!(hub.members.observation("edge-1"), None);
     // The member is now recorded with another cluster.
     let recorded = Admission {
@@ -179,11 +164,7 @@ async fn agent_session_is_bound_to_member_and_cluster() {
     let dialer = hub.dialer(port.address, "edge-0");
     let mut clone = RawSession::greet(&dialer).await.unwrap();
     let status = clone.closing_status().await;
-    assert_eq!(status.code(), Code::FailedPrecondition);
-    assert!(
-        status.message().contains("used on a second one"),
-        "{status:?}"
-    );
+    check_status(&status, Code::FailedPrecondition, "used on a second one");
     assert!(!status.message().contains("cluster-0"), "{status:?}");
     assert!(first.link.get().is_up(), "the established session stays");
     first.stop().await;
@@ -246,9 +227,7 @@ async fn stolen_key_is_refused_and_reported_after_renewal() {
         ..Admission::default()
     };
     set_admission(&hub, recorded);
-    agent.wait_for_link(false).await;
-    let reason = format!("{:?}", agent.link.get());
-    assert!(reason.contains("voids all older keys"), "{reason}");
+    agent.wait_for_lost_link("voids all older keys").await;
     hub.wait_for_observation("edge-0", |observation| observation.key_refused.is_some())
         .await;
     agent.stop().await;
@@ -285,9 +264,7 @@ async fn banned_member_is_disconnected_immediately() {
         ..Admission::default()
     };
     set_admission(&hub, refused);
-    agent.wait_for_link(false).await;
-    let reason = format!("{:?}", &agent.link.get());
-    assert!(reason.contains("spec.banned"), "{reason}");
+    agent.wait_for_lost_link("spec.banned").await;
     agent.stop().await;
 }
 
@@ -300,9 +277,7 @@ async fn deleted_or_recreated_edge_cluster_disconnects_member() {
         } else {
             hub.members.retain(|_| false, |_| false, |_| true);
         }
-        agent.wait_for_link(false).await;
-        let reason = format!("{:?}", &agent.link.get());
-        assert!(reason.contains("kubectl krypton join"), "{reason}");
+        agent.wait_for_lost_link("kubectl krypton join").await;
         agent.stop().await;
     }
 }
@@ -321,11 +296,6 @@ async fn small_clock_skew_is_harmless_large_is_reported() {
     }
     let hub = TestHub::with_clock_offset(SignedDuration::from_hours(72)).with_members(&names(1));
     let port = hub.listen(None).await;
-    let problem = hub
-        .dialer_with(port.address, None)
-        .connect()
-        .await
-        .unwrap_err();
-    let message = chain(&problem);
+    let message = dial_error(&hub.dialer_with(port.address, None)).await;
     assert!(message.contains("clock"), "{message}");
 }

@@ -1,10 +1,6 @@
 //! Tests agents that lose their hub and reconnect, also 200 at a time, and connections that fail or are half
 //! open.
 
-use krypton_hub::members::arbiter::Presence;
-use krypton_runtime::dial::DialError;
-use krypton_types::error_chain::chain;
-
 use super::*;
 
 #[tokio::test]
@@ -12,14 +8,12 @@ async fn agent_reconnects_to_restarted_hub_and_resends_report() {
     let (hub, port, mut agent) = TestHub::start_with_agent().await;
     let address = port.address;
     agent.report_store.set_member(&lease_holder_report());
-    hub.wait_for_observation("edge-0", |observation| observation.holder.is_some())
-        .await;
+    hub.wait_for_holder("edge-0").await;
     port.close().await;
     agent.wait_for_link(false).await;
     let _port = hub.listen(Some(address)).await;
     agent.wait_for_link(true).await;
-    hub.wait_for_observation("edge-0", |observation| observation.holder.is_some())
-        .await;
+    hub.wait_for_holder("edge-0").await;
     agent.stop().await;
 }
 
@@ -34,8 +28,7 @@ async fn returning_agent_gets_latest_state_and_reports_once() {
             .report_store
             .set_tenant(&tenant(number), Some(installed(1)));
     }
-    hub.wait_for_observation("edge-0", |observation| observation.holder.is_some())
-        .await;
+    hub.wait_for_holder("edge-0").await;
     port.close().await;
     agent.wait_for_link(false).await;
     let counts = |hub: &TestHub| {
@@ -81,8 +74,7 @@ async fn agent_started_before_hub_connects_once_available() {
     let address = port.address;
     port.close().await;
     let mut agent = Agent::start(hub.dialer(address, "edge-0"), "a", "c");
-    let reason = link_error(&mut agent).await;
-    assert!(reason.contains(&address.to_string()), "{reason}");
+    check_link_error(&mut agent, &address.to_string()).await;
     let _port = hub.listen(Some(address)).await;
     agent.wait_for_chart("1.0.0").await;
     agent.stop().await;
@@ -130,9 +122,7 @@ async fn half_open_connection_is_detected_by_both_sides() {
     agent.wait_for_chart("1.0.0").await;
     relay.discard.cancel();
     agent.wait_for_link(false).await;
-    let mut presence = hub.members.presence("edge-0");
-    let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
-    tokio::time::timeout(TIMEOUT, away).await.unwrap().unwrap();
+    hub.wait_until_away("edge-0").await;
     assert_eq!(hub.metrics.sessions.get(), 0);
     agent.stop().await;
 }
@@ -185,8 +175,7 @@ async fn dial_error_names_port_without_tls() {
         stream
     });
     let hub = TestHub::new();
-    let problem: DialError = hub.dialer(address, "edge-0").connect().await.unwrap_err();
-    let message = chain(&problem);
+    let message = dial_error(&hub.dialer(address, "edge-0")).await;
     assert!(
         message.contains(&address.to_string()) && message.contains("TLS"),
         "{message}"

@@ -3,7 +3,6 @@
 use krypton_hub::leader::{Leader, LeaderState, LeaderTerm};
 use krypton_proto::v1::{FetchChartRequest, RenewRequest};
 use krypton_runtime::lease::LeaseTerm;
-use tonic::Code;
 
 use super::*;
 
@@ -50,10 +49,7 @@ async fn standby_rejects_agents_and_names_leader() {
     let (state, hub) = hub_with_state(standby());
     let port = hub.listen(None).await;
     let dialer = hub.dialer(port.address, "edge-0");
-    let check_refusal = |status: Status| {
-        assert_eq!(status.code(), Code::Unavailable, "{status}");
-        assert!(status.message().contains("hub/b/1 leads"), "{status}");
-    };
+    let check_refusal = |status: Status| check_status(&status, Code::Unavailable, "hub/b/1 leads");
     check_refusal(
         RawSession::open(&dialer, first_message())
             .await
@@ -70,7 +66,7 @@ async fn standby_rejects_agents_and_names_leader() {
     check_refusal(chart.err().unwrap());
 
     state.send_replace(LeaderState::Leading(leader_term(2)));
-    let mut stream = RawSession::open(&dialer, first_message()).await.unwrap();
+    let mut stream = RawSession::opened(&dialer, first_message()).await;
     stream.receive_welcome().await;
 }
 
@@ -79,17 +75,14 @@ async fn session_survives_unconfirmed_lead_but_not_loss() {
     let (state, hub) = hub_with_state(LeaderState::Leading(leader_term(1)));
     let port = hub.listen(None).await;
     let dialer = hub.dialer(port.address, "edge-0");
-    let mut stream = RawSession::open(&dialer, first_message()).await.unwrap();
+    let mut stream = RawSession::opened(&dialer, first_message()).await;
     state.send_replace(LeaderState::Unconfirmed(leader_term(1)));
     // The hub serves new and existing sessions while it is unconfirmed.
-    let mut other = Hello {
+    let other = Hello {
         replica: "other".to_owned(),
         ..hello(1, env!("CARGO_PKG_VERSION"))
     };
-    other.cluster_uid = "cluster".to_owned();
-    let mut second = RawSession::open(&dialer, FromAgent::Hello(other))
-        .await
-        .unwrap();
+    let mut second = RawSession::opened(&dialer, FromAgent::Hello(other)).await;
     second.receive_welcome().await;
     state.send_replace(LeaderState::Leading(leader_term(1)));
 
@@ -99,7 +92,7 @@ async fn session_survives_unconfirmed_lead_but_not_loss() {
         assert_eq!(wait_for_drain(stream).await, expected);
     }
     state.send_replace(LeaderState::Leading(leader_term(3)));
-    let mut again = RawSession::open(&dialer, first_message()).await.unwrap();
+    let mut again = RawSession::opened(&dialer, first_message()).await;
     again.receive_welcome().await;
     // On a shutdown, the stop token drains the session, not the leader state.
     state.send_replace(LeaderState::Leaving);

@@ -1,9 +1,7 @@
 //! Tests the limits of a member's messages and requests.
 
-use krypton_hub::members::arbiter::Presence;
 use krypton_proto::REPORTS_PER_MESSAGE;
 use krypton_proto::v1::{FetchChartRequest, Heartbeat, Report, Tenant};
-use tonic::Code;
 
 use super::*;
 
@@ -75,8 +73,7 @@ async fn flooding_agent_is_throttled_without_loss_or_disruption() {
         panic!("no desired state")
     };
     other.report_store.set_member(&lease_holder_report());
-    hub.wait_for_observation("edge-1", |observation| observation.holder.is_some())
-        .await;
+    hub.wait_for_holder("edge-1").await;
     assert!(hub.count("agent", "report") < u64::from(MESSAGES));
     // All messages arrive in the end. The heartbeat is the last and has a wrong digest, so the hub requests a
     // resync.
@@ -115,9 +112,7 @@ async fn flooding_agent_disconnect_is_detected_despite_backlog() {
     let before = hub.count("agent", "report");
     flooding.abort();
     drop(flooder);
-    let mut presence = hub.members.presence("edge-0");
-    let away = presence.wait_for(|presence| matches!(presence, Presence::Away(_)));
-    tokio::time::timeout(TIMEOUT, away).await.unwrap().unwrap();
+    hub.wait_until_away("edge-0").await;
     let after = hub.count("agent", "report");
     assert!(after < 900, "{before} and then {after} were heard");
 }

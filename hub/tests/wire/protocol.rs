@@ -2,7 +2,6 @@
 //! the same replica replaces.
 
 use krypton_proto::v1::{Applied, Heartbeat, Report, Tenant};
-use tonic::Code;
 
 use super::*;
 
@@ -17,12 +16,10 @@ async fn incompatible_versions_are_refused_with_remedy() {
     ];
     for (protocol, version, expected) in cases {
         let dialer = hub.dialer(port.address, "edge-0");
-        let mut stream = RawSession::open(&dialer, FromAgent::Hello(hello(protocol, version)))
-            .await
-            .unwrap();
+        let mut stream =
+            RawSession::opened(&dialer, FromAgent::Hello(hello(protocol, version))).await;
         let status = stream.closing_status().await;
-        assert_eq!(status.code(), Code::FailedPrecondition, "{version}");
-        assert!(status.message().contains(expected), "{status:?}");
+        check_status(&status, Code::FailedPrecondition, expected);
     }
 }
 
@@ -49,7 +46,7 @@ async fn protocol_violation_ends_only_its_own_session() {
         digest: "x".repeat(2 << 20),
     });
     let dialer = hub.dialer(port.address, "edge-0");
-    let mut not_hello = RawSession::open(&dialer, heartbeat).await.unwrap();
+    let mut not_hello = RawSession::opened(&dialer, heartbeat).await;
     assert_eq!(
         not_hello.closing_status().await.code(),
         Code::InvalidArgument
@@ -77,11 +74,11 @@ async fn newer_session_replaces_only_older_of_same_replica() {
             ..hello(1, "0.1.0")
         })
     };
-    let mut other = RawSession::open(&dialer, as_replica("b")).await.unwrap();
-    let mut older = RawSession::open(&dialer, as_replica("a")).await.unwrap();
+    let mut other = RawSession::opened(&dialer, as_replica("b")).await;
+    let mut older = RawSession::opened(&dialer, as_replica("a")).await;
     older.receive_welcome().await;
     other.receive_welcome().await;
-    let mut newer = RawSession::open(&dialer, as_replica("a")).await.unwrap();
+    let mut newer = RawSession::opened(&dialer, as_replica("a")).await;
     assert_eq!(older.closing_status().await.code(), Code::Aborted);
     for stream in [&mut newer, &mut other] {
         let desired = loop {

@@ -21,12 +21,12 @@ use krypton_runtime::newest::NewestSeen as _;
 use krypton_types::ca_rotation::{
     self, BlockReason, BlockingMember, RotationPhase, RotationRequest, RotationStep,
 };
-use krypton_types::error_chain::chain;
 use krypton_types::root_digest::RootDigest;
 use kube::Client;
-use tonic::Code;
 
 use super::*;
+
+const ROTATED: &str = "rotated while this agent was disconnected";
 
 /// The home cluster with the CA's Secret and the EdgeClusters, which survive the hub.
 struct HomeCluster {
@@ -91,6 +91,10 @@ impl HomeCluster {
             object
         });
         objects.collect()
+    }
+
+    fn roots(&self) -> Vec<RootDigest> {
+        RootDigest::from_ders(&self.hub.authority.get().roots())
     }
 
     /// Runs one step of the leader's rotation.
@@ -281,6 +285,13 @@ impl RotatingAgent {
         tokio::time::timeout(TIMEOUT, waiting).await.unwrap();
     }
 
+    /// Asserts that the signing root of this authority has issued the certificate.
+    async fn check_issuer(&self, authority: &Authority) {
+        let certificate = self.stored().await.certificates.remove(0);
+        let issuer = authority.issuer_of(&certificate);
+        assert_eq!(issuer, authority.signing_root());
+    }
+
     async fn stop(self) {
         self.agent.stop().await;
         self.renewing.await.unwrap();
@@ -355,18 +366,15 @@ async fn rotation_drops_no_stream_and_rejects_old_root() {
     let mut agents = home.agents(20).await;
     home.request_rotation();
     assert!(home.reconcile_until_switch().await.is_empty());
-    let both = RootDigest::from_ders(&home.hub.authority.get().roots());
+    let both = home.roots();
     for rotating in &agents {
         assert_eq!(RootDigest::from_ders(&rotating.stored().await.roots), both);
     }
     assert!(home.reconcile_until_finish().await.is_empty());
     let current = home.hub.authority.get();
     for rotating in &agents {
-        rotating
-            .wait_for_roots(&RootDigest::from_ders(&current.roots()))
-            .await;
-        let certificate = rotating.stored().await.certificates.remove(0);
-        assert_eq!(current.issuer_of(&certificate), current.signing_root());
+        rotating.wait_for_roots(&home.roots()).await;
+        rotating.check_issuer(&current).await;
         assert_ne!(current.signing_root(), previous.signing_root());
     }
 
@@ -387,18 +395,14 @@ async fn rotation_drops_no_stream_and_rejects_old_root() {
         "b",
         "edge-0",
     );
-    let reason = link_error(&mut late).await;
-    assert!(
-        reason.contains("rotated while this agent was disconnected"),
-        "{reason}"
-    );
+    check_link_error(&mut late, ROTATED).await;
     late.stop().await;
     let tls = tls::client_config(&previous.roots(), Some(old_credential)).unwrap();
     let dialer = Dialer::new(
         vec![home.address.to_string()],
         Arc::new(ArcSwap::from_pointee(tls)),
     );
-    let message = chain(&dialer.connect().await.unwrap_err());
+    let message = dial_error(&dialer).await;
     assert!(
         message.contains("rotated") && message.contains("kubectl krypton join"),
         "{message}"
@@ -433,7 +437,7 @@ async fn rotation_waits_for_absent_agent_in_each_phase() {
     let mut absent = home.agent("edge-1").await;
     absent.agent.wait_for_chart("1.0.0").await;
     assert!(home.reconcile_until_finish().await.is_empty());
-    let roots = RootDigest::from_ders(&home.hub.authority.get().roots());
+    let roots = home.roots();
     for rotating in [&present, &absent] {
         rotating.wait_for_roots(&roots).await;
         assert_eq!(rotating.disconnects.load(Ordering::Relaxed), 0);
@@ -455,12 +459,9 @@ async fn restarted_hub_resumes_rotation_in_any_phase() {
     home.restart().await;
     let current = home.hub.authority.get();
     for rotating in &mut agents {
-        rotating
-            .wait_for_roots(&RootDigest::from_ders(&current.roots()))
-            .await;
+        rotating.wait_for_roots(&home.roots()).await;
         rotating.agent.wait_for_link(true).await;
-        let certificate = rotating.stored().await.certificates.remove(0);
-        assert_eq!(current.issuer_of(&certificate), current.signing_root());
+        rotating.check_issuer(&current).await;
     }
     // A second rotation follows.
     home.request_rotation();
@@ -477,12 +478,8 @@ async fn locked_out_agent_is_refused_and_can_rejoin() {
     home.lock_out("edge-1", RotationPhase::Announced);
     assert_eq!(home.reconcile_until_switch().await, ["edge-1"]);
     let mut late = home.agent("edge-1").await;
-    let reason = link_error(&mut late.agent).await;
-    assert!(
-        reason.contains("rotated while this agent was disconnected")
-            && reason.contains("kubectl krypton join"),
-        "{reason}"
-    );
+    let reason = check_link_error(&mut late.agent, ROTATED).await;
+    assert!(reason.contains("kubectl krypton join"), "{reason}");
     assert_eq!(home.reconcile_until_finish().await, ["edge-1"]);
     assert_eq!(present.disconnects.load(Ordering::Relaxed), 0);
     late.stop().await;
@@ -499,19 +496,12 @@ async fn locked_out_agent_is_refused_and_can_rejoin() {
 async fn rotation_waits_for_lagging_agents_until_locked_out() {
     let mut home = HomeCluster::start(2).await;
     let [old, lazy] = ["edge-0", "edge-1"].map(|name| home.hub.dialer(home.address, name));
-    let trusted_roots = || {
-        Some(TrustedRoots::new(&RootDigest::from_ders(
-            &home.hub.authority.get().roots(),
-        )))
-    };
     let hello_with_roots = Hello {
-        trusted_roots: trusted_roots(),
+        trusted_roots: Some(TrustedRoots::new(&home.roots())),
         ..hello(1, "0.1.0")
     };
     let mut old = RawSession::greet(&old).await.unwrap();
-    let mut lazy = RawSession::open(&lazy, FromAgent::Hello(hello_with_roots))
-        .await
-        .unwrap();
+    let mut lazy = RawSession::opened(&lazy, FromAgent::Hello(hello_with_roots)).await;
     // It trusts all roots and has a certificate of the signing one, so the hub sends it no roots.
     assert!(matches!(
         lazy.receive_any().await.unwrap(),
@@ -525,16 +515,14 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
     let FromHub::Roots(roots) = lazy.receive_any().await.unwrap() else {
         panic!("the new root is not announced")
     };
-    assert_eq!(
-        (roots.certificates.len(), roots.renew_within_millis),
-        (2, None)
-    );
+    assert_eq!(roots.certificates.len(), 2);
+    assert_eq!(roots.renew_within_millis, None);
     home.wait_until_awaited(&[
         ("edge-0", BlockReason::RootsUnreported),
         ("edge-1", BlockReason::NotTrusted),
     ])
     .await;
-    let both_roots = TrustedRoots::new(&RootDigest::from_ders(&home.hub.authority.get().roots()));
+    let both_roots = TrustedRoots::new(&home.roots());
     lazy.send(FromAgent::TrustedRoots(both_roots)).await;
     home.wait_until_awaited(&[("edge-0", BlockReason::RootsUnreported)])
         .await;
@@ -551,11 +539,7 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
     // The hub ends streams whose certificate is no longer trusted.
     for stream in [&mut old, &mut lazy] {
         let status = stream.closing_status().await;
-        assert_eq!(status.code(), Code::Unauthenticated);
-        assert!(
-            status.message().contains("kubectl krypton join edge-"),
-            "{status:?}"
-        );
+        check_status(&status, Code::Unauthenticated, "kubectl krypton join edge-");
         // The connection still exists, but its certificate gives it no access.
         let renewal = stream.connection.fleet().renew(renew_request()).await;
         let status = renewal.unwrap_err();
@@ -575,9 +559,7 @@ async fn malformed_root_digests_end_session() {
             trusted_roots: Some(TrustedRoots { sha256 }),
             ..hello(1, "0.1.0")
         };
-        let mut stream = RawSession::open(&dialer, FromAgent::Hello(malformed))
-            .await
-            .unwrap();
+        let mut stream = RawSession::opened(&dialer, FromAgent::Hello(malformed)).await;
         assert_eq!(stream.closing_status().await.code(), Code::InvalidArgument);
     }
 }
