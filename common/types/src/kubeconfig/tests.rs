@@ -68,6 +68,35 @@ fn parse_error(bytes: &[u8]) -> String {
     parse(bytes, &Policy::default()).unwrap_err().to_string()
 }
 
+#[track_caller]
+fn assert_contains(text: &str, expected: &str) {
+    assert!(text.contains(expected), "{text}");
+}
+
+#[track_caller]
+fn assert_starts(text: &str, expected: &str) {
+    assert!(text.starts_with(expected), "{text}");
+}
+
+#[track_caller]
+fn assert_forbidden(error: &KubeconfigError, path: &str) {
+    assert_eq!(error.reason(), "KubeconfigForbiddenField", "{error}");
+    assert_starts(&error.to_string(), &format!("{path} is not allowed"));
+}
+
+/// Asserts that `value` at the JSON pointer changes nothing.
+#[track_caller]
+fn assert_without_effect(pointer: &str, value: Value) {
+    let result = with_strict_policy(pointer, value);
+    assert_eq!(result, parsed(&good()), "{pointer}");
+}
+
+/// Returns the JSON pointer as errors show it.
+fn path_of(pointer: &str) -> String {
+    let path = pointer.replace("/0/", "[0].").replace('/', ".");
+    path.trim_start_matches('.').to_owned()
+}
+
 /// Returns a policy that admits one field.
 fn policy_with(allow: fn(&mut Policy)) -> Policy {
     let mut policy = Policy::default();
@@ -113,11 +142,7 @@ fn rebuilt_kubeconfig_keeps_only_used_entries() {
             "users": [{ "name": "member", "user": { "token": TOKEN } }],
         })
     );
-    assert_eq!(
-        sanitized.digest,
-        parsed(&good()).unwrap().digest,
-        "what is not used changes nothing"
-    );
+    assert_eq!(sanitized.digest, parsed(&good()).unwrap().digest);
 }
 
 #[test]
@@ -139,27 +164,15 @@ fn other_contexts_are_read_each_on_its_own() {
         parse_other_contexts(document.to_string().as_bytes(), &Policy::default(), max)
     };
     let others = read(&document, 9).unwrap();
-    let outcomes = others
-        .iter()
-        .map(|(name, context)| (name.as_str(), context.is_ok()));
-    assert_eq!(
-        outcomes.collect::<Vec<_>>(),
-        [
-            ("a", true),
-            ("b", true),
-            ("bad", false),
-            ("c", false),
-            ("twice", false)
-        ]
-    );
+    assert!(others.keys().eq(["a", "b", "bad", "c", "twice"]));
+    let valid = others.iter().filter(|(_, context)| context.is_ok());
+    assert!(valid.map(|(name, _)| name).eq(["a", "b"]));
     let missing = others["bad"].as_ref().unwrap_err().to_string();
     assert_eq!(missing, "cluster \"missing\" not found in clusters");
     // Without the namespace of the current context.
     let first = others["a"].as_ref().unwrap();
-    assert_eq!(
-        (first.namespace.as_deref(), &first.server),
-        (None, &parsed(&document).unwrap().server)
-    );
+    assert_eq!(first.namespace, None);
+    assert_eq!(first.server, parsed(&document).unwrap().server);
     assert!(read(&document, 2).unwrap().keys().eq(["a", "b"]));
 
     // A fault of the whole kubeconfig rejects all contexts, and a bad current context only itself.
@@ -168,10 +181,8 @@ fn other_contexts_are_read_each_on_its_own() {
     for (key, value) in [("current-context", Value::Null), ("surprise", json!(1))] {
         let mut document = good();
         document[key] = value;
-        assert_eq!(
-            read(&document, 9).unwrap_err(),
-            parsed(&document).unwrap_err()
-        );
+        let error = read(&document, 9).unwrap_err();
+        assert_eq!(error, parsed(&document).unwrap_err());
     }
 }
 
@@ -186,31 +197,24 @@ fn rebuilt_kubeconfig_parses_to_itself() {
 fn the_digest_follows_the_content_that_is_used() {
     let base = parsed(&good()).unwrap().digest;
     assert_eq!(base.len(), 64);
+    let server = json!("https://edge-2.example.org:6443");
     for (pointer, value) in [
         ("/users/0/user/token", json!("another")),
-        (
-            "/clusters/0/cluster/server",
-            json!("https://edge-2.example.org:6443"),
-        ),
+        ("/clusters/0/cluster/server", server),
         ("/clusters/0/cluster/tls-server-name", json!("kubernetes")),
         ("/contexts/0/context/namespace", Value::Null),
     ] {
-        assert_ne!(
-            with_strict_policy(pointer, value).unwrap().digest,
-            base,
-            "{pointer}"
-        );
+        let changed = with_strict_policy(pointer, value).unwrap();
+        assert_ne!(changed.digest, base, "{pointer}");
     }
 }
 
 #[test]
 fn debug_output_has_no_secret() {
     let shown = format!("{:?}", parsed(&good()).unwrap());
-    assert!(shown.contains("edge-1.example.org"), "{shown}");
-    assert!(
-        !shown.contains(TOKEN) && !shown.contains(&ISSUED.ca),
-        "{shown}"
-    );
+    assert_contains(&shown, "edge-1.example.org");
+    assert!(!shown.contains(TOKEN), "{shown}");
+    assert!(!shown.contains(&ISSUED.ca), "{shown}");
 }
 
 #[test]
@@ -230,6 +234,7 @@ fn dangerous_field_is_admitted_only_by_own_switch() {
     let run = json!({ "apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/canary" });
     let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/canary" } });
     let oidc = json!({ "name": "oidc", "config": { "idp-issuer-url": "https://issuer" } });
+    let token = json!("/run/token");
     let token_file = policy_with(|policy| policy.allow_token_file = true);
     let files = policy_with(|policy| policy.allow_files = true);
     let proxy = policy_with(|policy| policy.allow_proxy = true);
@@ -238,60 +243,29 @@ fn dangerous_field_is_admitted_only_by_own_switch() {
     let server = json!("https://[::ffff:127.0.0.1]:6443");
     let link_local = policy_with(|policy| policy.allow_link_local = true);
     let metadata = json!("https://metadata.google.internal.");
-    for (pointer, value, admitted, switch) in [
-        ("/users/0/user/exec", run, exec, "exec"),
-        ("/users/0/user/exec", json!({}), exec, "exec"),
-        (
-            "/users/0/user/auth-provider",
-            gcp,
-            provider,
-            "auth-provider",
-        ),
-        (
-            "/users/0/user/auth-provider",
-            oidc,
-            provider,
-            "auth-provider",
-        ),
-        (
-            "/users/0/user/tokenFile",
-            json!("/run/token"),
-            token_file,
-            "token-file",
-        ),
-        (
-            "/clusters/0/cluster/certificate-authority",
-            file,
-            files,
-            "files",
-        ),
-        ("/clusters/0/cluster/proxy-url", url, proxy, "proxy"),
-        ("/clusters/0/cluster/server", server, loopback, "loopback"),
-        (
-            "/clusters/0/cluster/server",
-            metadata,
-            link_local,
-            "link-local",
-        ),
+    let (user, cluster) = ("/users/0/user", "/clusters/0/cluster");
+    for (entry, field, value, admitted, switch) in [
+        (user, "exec", run, exec, "exec"),
+        (user, "exec", json!({}), exec, "exec"),
+        (user, "auth-provider", gcp, provider, "auth-provider"),
+        (user, "auth-provider", oidc, provider, "auth-provider"),
+        (user, "tokenFile", token, token_file, "token-file"),
+        (cluster, "certificate-authority", file, files, "files"),
+        (cluster, "proxy-url", url, proxy, "proxy"),
+        (cluster, "server", server, loopback, "loopback"),
+        (cluster, "server", metadata, link_local, "link-local"),
     ] {
-        let path = pointer.replace("/0/", "[0].").replace('/', ".");
-        let path = path.trim_start_matches('.');
+        let pointer = &format!("{entry}/{field}");
+        let path = path_of(pointer);
         for policy in [Policy::default(), inverted(admitted)] {
             let error = with(pointer, value.clone(), policy).unwrap_err();
             assert!(
-                matches!(&error, KubeconfigError::Forbidden { path: p, .. } if p == path),
+                matches!(&error, KubeconfigError::Forbidden { path: p, .. } if *p == path),
                 "{pointer}: {error}"
             );
-            assert_eq!(error.reason(), "KubeconfigForbiddenField");
-            let text = error.to_string();
-            assert!(
-                text.starts_with(&format!("{path} is not allowed")),
-                "{text}"
-            );
-            assert!(
-                text.ends_with(&format!("--insecure-kubeconfig-{switch}")),
-                "{text}"
-            );
+            assert_forbidden(&error, &path);
+            let flag = format!("--insecure-kubeconfig-{switch}");
+            assert!(error.to_string().ends_with(&flag), "{error}");
         }
         let yaml = with(pointer, value.clone(), admitted).unwrap().yaml;
         let rebuilt: Value = serde_json::from_str(&yaml).unwrap();
@@ -305,11 +279,8 @@ fn exec_is_refused_and_nothing_is_run() {
     let exec = json!({ "apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/mkdir", "args": [folder] });
     let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/mkdir", "cmd-args": folder } });
     for (field, value) in [("exec", exec), ("auth-provider", gcp)] {
-        let error = error_for(&format!("/users/0/user/{field}"), value);
-        assert!(
-            error.starts_with(&format!("users[0].user.{field} is not allowed")),
-            "{error}"
-        );
+        let result = with_strict_policy(&format!("/users/0/user/{field}"), value);
+        assert_forbidden(&result.unwrap_err(), &format!("users[0].user.{field}"));
         assert!(!folder.exists(), "{field}");
     }
 }
@@ -320,10 +291,8 @@ fn admitted_proxy_is_kept_and_validated_like_server() {
     let admitted = policy_with(|policy| policy.allow_proxy = true);
     let sanitized = with(pointer, json!("SOCKS5://Proxy.example.org:1080"), admitted).unwrap();
     let rebuilt: Value = serde_json::from_str(&sanitized.yaml).unwrap();
-    assert_eq!(
-        rebuilt.pointer(pointer),
-        Some(&json!("socks5://Proxy.example.org:1080"))
-    );
+    let kept = json!("socks5://Proxy.example.org:1080");
+    assert_eq!(rebuilt.pointer(pointer), Some(&kept));
     let proxy = Authority {
         host: "proxy.example.org".to_owned(),
         port: 1080,
@@ -331,46 +300,35 @@ fn admitted_proxy_is_kept_and_validated_like_server() {
     assert_eq!(sanitized.first_hop(), &proxy);
     assert_eq!(sanitized.authority.host, "edge-1.example.org");
     assert_eq!(parsed(&good()).unwrap().first_hop().port, 6443);
+    let own_machine = "is not allowed: it points to the hub's own machine";
+    let link_local = "is not allowed: it points to a link-local";
     for (url, message) in [
-        (
-            "http://localhost:3128",
-            "proxy-url is not allowed: it points to the hub's own machine",
-        ),
-        (
-            "http://169.254.169.254:80",
-            "proxy-url is not allowed: it points to a link-local",
-        ),
-        ("http://127.1:3128", "proxy-url has a number for a host"),
-        (
-            "http://user:pw@proxy:3128",
-            "proxy-url has a user name or password",
-        ),
-        ("ftp://proxy:21", "proxy-url must start with http://"),
+        ("http://localhost:3128", own_machine),
+        ("http://169.254.169.254:80", link_local),
+        ("http://127.1:3128", "has a number for a host"),
+        ("http://user:pw@proxy:3128", "has a user name or password"),
+        ("ftp://proxy:21", "must start with http://"),
     ] {
         let error = with(pointer, json!(url), admitted).unwrap_err().to_string();
-        assert!(error.contains(message), "{url}: {error}");
+        assert_contains(&error, &format!("proxy-url {message}"));
     }
 }
 
 #[test]
 fn client_certificate_files_need_switch_and_absolute_paths() {
     for field in ["client-certificate", "client-key"] {
-        let error = error_for(&format!("/users/0/user/{field}"), json!("/etc/shadow"));
-        assert!(
-            error.starts_with(&format!("users[0].user.{field} is not allowed")),
-            "{error}"
-        );
-        assert!(error.contains("-data"), "{error}");
+        let result = with_strict_policy(&format!("/users/0/user/{field}"), json!("/etc/shadow"));
+        let error = result.unwrap_err();
+        assert_forbidden(&error, &format!("users[0].user.{field}"));
+        assert_contains(&error.to_string(), "-data");
     }
     let files = policy_with(|policy| policy.allow_files = true);
     let pair = |key: &str| json!({ "client-certificate": "/c.pem", "client-key": key });
     let sanitized = with("/users/0/user", pair("/k.pem"), files).unwrap();
     assert!(sanitized.yaml.contains("/k.pem"));
     let error = with("/users/0/user", pair("k.pem"), files).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "users[0].user.client-key must be an absolute path"
-    );
+    let expected = "users[0].user.client-key must be an absolute path";
+    assert_eq!(error.to_string(), expected);
 }
 
 #[test]
@@ -388,16 +346,7 @@ fn no_switch_admits_impersonation_or_basic_authentication() {
         let pointer = format!("/users/0/user/{field}");
         for policy in [Policy::default(), EVERYTHING] {
             let error = with(&pointer, value.clone(), policy).unwrap_err();
-            assert_eq!(
-                error.reason(),
-                "KubeconfigForbiddenField",
-                "{field}: {error}"
-            );
-            let error = error.to_string();
-            assert!(
-                error.starts_with(&format!("users[0].user.{field} is not allowed")),
-                "{error}"
-            );
+            assert_forbidden(&error, &format!("users[0].user.{field}"));
         }
     }
 }
@@ -405,34 +354,25 @@ fn no_switch_admits_impersonation_or_basic_authentication() {
 #[test]
 fn skipping_tls_verification_needs_lab_switch() {
     let pointer = "/clusters/0/cluster/insecure-skip-tls-verify";
-    assert_eq!(with_strict_policy(pointer, json!(false)), parsed(&good()));
+    assert_without_effect(pointer, json!(false));
     let error = with_strict_policy(pointer, json!(true)).unwrap_err();
     assert_eq!(error.reason(), "KubeconfigForbiddenField", "{error}");
-    let error = error.to_string();
-    assert!(error.contains("--insecure-kubeconfig-tls"), "{error}");
+    assert_contains(&error.to_string(), "--insecure-kubeconfig-tls");
     for invalid in [json!("true"), json!("false"), json!(1), json!("yes")] {
         let error = error_for(pointer, invalid);
-        assert!(
-            error.ends_with("must be true or false, without quotes"),
-            "{error}"
-        );
+        let expected = "must be true or false, without quotes";
+        assert!(error.ends_with(expected), "{error}");
     }
     for yaml in ["yes", "True", "on", "y"] {
         let text = format!(
             "clusters: [{{name: k, cluster: {{insecure-skip-tls-verify: {yaml}, server: \"https://h\"}}}}]\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\ncurrent-context: c\n"
         );
-        assert!(
-            parse_error(text.as_bytes()).contains("insecure-skip-tls-verify"),
-            "{yaml}"
-        );
+        assert_contains(&parse_error(text.as_bytes()), "insecure-skip-tls-verify");
     }
 
     let lab = policy_with(|policy| policy.allow_insecure_tls = true);
     let error = with(pointer, json!(true), lab).unwrap_err().to_string();
-    assert!(
-        error.contains("contradicts the certificate authority"),
-        "{error}"
-    );
+    assert_contains(&error, "contradicts the certificate authority");
     let mut document = good();
     document["clusters"][0]["cluster"] =
         json!({ "server": "https://h", "insecure-skip-tls-verify": true });
@@ -442,28 +382,20 @@ fn skipping_tls_verification_needs_lab_switch() {
 
 #[test]
 fn unknown_fields_are_rejected_and_extensions_dropped() {
-    for (entry, path, field) in [
-        ("", "", "clusterz"),
-        ("", "", "currentContext"),
-        ("/clusters/0", "clusters[0].", "Cluster"),
-        ("/clusters/0/cluster", "clusters[0].cluster.", "Server"),
-        (
-            "/clusters/0/cluster",
-            "clusters[0].cluster.",
-            "certificateAuthorityData",
-        ),
-        (
-            "/contexts/0/context",
-            "contexts[0].context.",
-            "cluster-name",
-        ),
-        ("/users/0/user", "users[0].user.", "Exec"),
-        ("/users/0/user", "users[0].user.", "Token"),
-        ("/users/0/user", "users[0].user.", "tokenfile"),
-        ("/users/0/user", "users[0].user.", "token-file"),
+    for pointer in [
+        "/clusterz",
+        "/currentContext",
+        "/clusters/0/Cluster",
+        "/clusters/0/cluster/Server",
+        "/clusters/0/cluster/certificateAuthorityData",
+        "/contexts/0/context/cluster-name",
+        "/users/0/user/Exec",
+        "/users/0/user/Token",
+        "/users/0/user/tokenfile",
+        "/users/0/user/token-file",
     ] {
-        let error = with_strict_policy(&format!("{entry}/{field}"), json!("x")).unwrap_err();
-        let path = format!("{path}{field}");
+        let error = with_strict_policy(pointer, json!("x")).unwrap_err();
+        let path = path_of(pointer);
         assert_eq!(error, KubeconfigError::Field(FieldError::Unknown { path }));
     }
     let extension = json!([{ "name": "client.authentication.k8s.io/exec", "extension": {} }]);
@@ -474,11 +406,7 @@ fn unknown_fields_are_rejected_and_extensions_dropped() {
         "/contexts/0/context/extensions",
         "/users/0/user/extensions",
     ] {
-        assert_eq!(
-            with_strict_policy(pointer, extension.clone()),
-            parsed(&good()),
-            "{pointer}"
-        );
+        assert_without_effect(pointer, extension.clone());
     }
 }
 
@@ -491,17 +419,15 @@ fn fields_without_effect_are_as_good_as_absent() {
         ("/clusters/0/cluster/disable-compression", json!(true)),
         ("/preferences", json!({ "colors": true })),
     ] {
-        assert_eq!(
-            with_strict_policy(pointer, value),
-            parsed(&good()),
-            "{pointer}"
-        );
+        assert_without_effect(pointer, value);
     }
 }
 
 #[test]
 fn missing_or_dangling_reference_is_named() {
     let no_context = "failed to determine current context: current-context is missing or empty";
+    let no_such_context = "context \"x\" not found in contexts";
+    let no_admin = "user \"admin\" not found in users";
     let no_contexts = "context \"admin@edge-1\" not found in contexts";
     let no_user =
         "contexts[0].context.user is not set: name an entry of users; anonymous access is refused";
@@ -514,11 +440,7 @@ fn missing_or_dangling_reference_is_named() {
     for (pointer, value, message) in [
         ("/current-context", Value::Null, no_context),
         ("/current-context", json!(""), no_context),
-        (
-            "/current-context",
-            json!("x"),
-            "context \"x\" not found in contexts",
-        ),
+        ("/current-context", json!("x"), no_such_context),
         ("/contexts", Value::Null, no_contexts),
         (cluster, json!("x"), "cluster \"x\" not found in clusters"),
         (cluster, Value::Null, no_cluster),
@@ -532,11 +454,7 @@ fn missing_or_dangling_reference_is_named() {
         ("/clusters/0/cluster", Value::Null, no_server),
         ("/clusters", json!({}), "clusters must be a list"),
         ("/users/0/user", json!([]), "users[0].user must be a map"),
-        (
-            "/users/0/name",
-            json!(7),
-            "user \"admin\" not found in users",
-        ),
+        ("/users/0/name", json!(7), no_admin),
         ("/kind", json!("Secret"), "kind must be Config"),
         ("/apiVersion", json!("v2"), "apiVersion must be v1"),
         ("/contexts/0/context/namespace", json!("A/b"), bad_namespace),
@@ -554,24 +472,20 @@ fn duplicate_name_is_rejected() {
     let user = document["users"][0].clone();
     document["users"].as_array_mut().unwrap().push(user);
     let error = parsed(&document).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "users has the name \"admin\" more than once: keep one of them"
-    );
+    let expected = "users has the name \"admin\" more than once: keep one of them";
+    assert_eq!(error.to_string(), expected);
 }
 
 #[test]
 fn server_must_be_https_with_host_without_credentials() {
     let pointer = "/clusters/0/cluster/server";
     let (scheme, number) = ("must start with https://", "has a number for a host");
+    let credentials = "has a user name or password";
     for (server, message) in [
         (json!("http://10.0.0.1"), scheme),
         (json!("http://edge-1.example.org:8080"), scheme),
         (json!("unix:///var/run/apiserver.sock"), scheme),
-        (
-            json!("https://admin:hunter2@h"),
-            "has a user name or password",
-        ),
+        (json!("https://admin:hunter2@h"), credentials),
         (json!("https://h:0"), "has no valid port"),
         (json!("https://"), "has no host"),
         (json!("https://2130706433:6443"), number),
@@ -579,11 +493,9 @@ fn server_must_be_https_with_host_without_credentials() {
         (json!(6443), "must be a string"),
     ] {
         for policy in [Policy::default(), EVERYTHING] {
-            let error = with(pointer, server.clone(), policy)
-                .unwrap_err()
-                .to_string();
-            let path = "clusters[0].cluster.server";
-            assert!(error.starts_with(&format!("{path} {message}")), "{error}");
+            let result = with(pointer, server.clone(), policy);
+            let error = result.unwrap_err().to_string();
+            assert_starts(&error, &format!("clusters[0].cluster.server {message}"));
             assert!(!error.contains("hunter2"), "{error}");
         }
     }
@@ -610,6 +522,8 @@ fn unusable_certificate_key_or_token_is_rejected() {
     let no_certificate = "client-certificate-data holds no PEM certificate";
     let no_key = "client-key-data holds no PEM private key";
     let locked = "client-key-data holds no PEM private key, or one that is enc";
+    let missing_key = "client-key-data is missing";
+    let no_string = "certificate-authority-data must be a string";
     let illegal_character = "token has an invalid character";
     for (pointer, value, message) in [
         (ca, json!("%%%"), "certificate-authority-data is not base64"),
@@ -618,16 +532,8 @@ fn unusable_certificate_key_or_token_is_rejected() {
         (ca, encode(open), damaged),
         (ca, encode(garbage), damaged),
         (ca, encode(sequence), damaged),
-        (
-            ca,
-            json!([1]),
-            "certificate-authority-data must be a string",
-        ),
-        (
-            cert,
-            json!(ISSUED.certificate),
-            "client-key-data is missing",
-        ),
+        (ca, json!([1]), no_string),
+        (cert, json!(ISSUED.certificate), missing_key),
         (key, json!(ISSUED.key), "client-certificate-data is missing"),
         (cert, json!(ISSUED.key), no_certificate),
         (key, json!(ISSUED.certificate), no_key),
@@ -641,33 +547,22 @@ fn unusable_certificate_key_or_token_is_rejected() {
     }
 }
 
-fn with_client(certificate: &str, key: &str) -> Result<SanitizedKubeconfig, KubeconfigError> {
-    with_strict_policy(
-        "/users/0/user",
-        json!({ "client-certificate-data": certificate, "client-key-data": key }),
-    )
-}
-
 #[test]
 fn client_certificate_and_key_must_match() {
-    assert!(with_client(&ISSUED.certificate, &ISSUED.key).is_ok());
+    let with_key = |key: &str| {
+        let pair = json!({ "client-certificate-data": ISSUED.certificate, "client-key-data": key });
+        with_strict_policy("/users/0/user", pair)
+    };
+    assert!(with_key(&ISSUED.key).is_ok());
     let small_key = "-----BEGIN PRIVATE KEY-----\nMAMCAQE=\n-----END PRIVATE KEY-----\n";
+    let small_key = encoded(small_key);
     for (key, message) in [
-        (
-            OTHER.key.as_str(),
-            "is not the key of client-certificate-data",
-        ),
-        (
-            &encoded(small_key),
-            "holds a private key that cannot be used",
-        ),
+        (&OTHER.key, "is not the key of client-certificate-data"),
+        (&small_key, "holds a private key that cannot be used"),
     ] {
-        let error = with_client(&ISSUED.certificate, key).unwrap_err();
-        let shown = error.to_string();
-        assert!(
-            shown.starts_with(&format!("users[0].user.client-key-data {message}")),
-            "{shown}"
-        );
+        let error = with_key(key).unwrap_err();
+        let expected = format!("users[0].user.client-key-data {message}");
+        assert_starts(&error.to_string(), &expected);
         assert_eq!(error.reason(), "KubeconfigInvalid");
     }
 }
@@ -677,33 +572,23 @@ fn authority_is_ca_or_self_signed() {
     let pointer = "/clusters/0/cluster/certificate-authority-data";
     assert!(with_strict_policy(pointer, json!(ISSUED.self_signed)).is_ok());
     let error = with_strict_policy(pointer, json!(ISSUED.certificate)).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .starts_with("clusters[0].cluster.certificate-authority-data holds no CA certificate"),
-        "{error}"
-    );
+    let expected = "clusters[0].cluster.certificate-authority-data holds no CA certificate";
+    assert_starts(&error.to_string(), expected);
     // Some bundles contain the server's own certificate next to its CA, mixed with other content.
     let [own, ca] = [&ISSUED.certificate, &ISSUED.ca].map(|text| decoded(text));
     let key = decoded(&ISSUED.key);
-    let sanitized = with_strict_policy(
-        pointer,
-        json!(encoded(&format!("a note\n{own}\n{key}{ca}"))),
-    )
-    .unwrap();
+    let mixed = encoded(&format!("a note\n{own}\n{key}{ca}"));
+    let sanitized = with_strict_policy(pointer, json!(mixed)).unwrap();
     let rebuilt: Value = serde_json::from_str(&sanitized.yaml).unwrap();
-    assert_eq!(
-        rebuilt.pointer(pointer),
-        Some(&json!(encoded(&format!("{own}{ca}"))))
-    );
+    let bundle = json!(encoded(&format!("{own}{ca}")));
+    assert_eq!(rebuilt.pointer(pointer), Some(&bundle));
 }
 
 #[test]
 fn misplaced_secret_or_long_name_is_not_shown() {
     for field in [TOKEN, "client_key_data"] {
         let error = error_for(&format!("/users/0/user/{field}"), Value::Null);
-        let hidden = "users[0].user.(key not shown) is not a known";
-        assert!(error.starts_with(hidden), "{error}");
+        assert_starts(&error, "users[0].user.(key not shown) is not a known");
     }
     let error = error_for("/contexts/0/context/user", json!("n".repeat(1000)));
     assert!(error.len() < 120, "{error}");
