@@ -24,28 +24,26 @@ mod coming;
 mod departure;
 mod many;
 
-/// Returns the status of one decision without earlier state.
+/// Returns the status of one decision at the start of time, without earlier state.
 fn aggregated(
     tenant: &Tenant,
     members: &BTreeMap<Arc<str>, MemberView>,
     targets: Option<&Targets>,
     settings: &TenantSettings,
     in_startup_grace: bool,
-    wall: Timestamp,
 ) -> TenantStatus {
     let view = ReportedView {
         members: members.clone(),
         others_without: 0,
         targets: targets.cloned().map(Arc::new),
     };
-    let boot = BootTime::default();
     let now = DecisionTime {
-        boot,
-        wall,
+        boot: BootTime::default(),
+        wall: Timestamp::UNIX_EPOCH,
         in_startup_grace,
     };
     let decision = decide(tenant, &view, settings, &DecisionMemory::default(), now);
-    completed(tenant, decision, None, wall)
+    completed(tenant, decision, None, now.wall)
 }
 
 /// Returns the status of a decision as the controller completes it.
@@ -56,34 +54,28 @@ fn completed(
     now: Timestamp,
 ) -> TenantStatus {
     let generation = tenant.metadata.generation.unwrap_or_default();
-    set_conditions(
-        &mut decision.status,
-        placed,
-        decision.outlook,
-        generation,
-        now,
-    );
+    let outlook = decision.outlook;
+    set_conditions(&mut decision.status, placed, outlook, generation, now);
     decision.status
 }
 
-/// Returns the status for all members, at the start of time and without a grace period.
+/// Returns the status for all members without a grace period.
 fn status_from(tenant: &Tenant, members: &BTreeMap<Arc<str>, MemberView>) -> TenantStatus {
-    aggregated(
-        tenant,
-        members,
-        None,
-        &settings(),
-        false,
-        Timestamp::UNIX_EPOCH,
-    )
+    aggregated(tenant, members, None, &settings(), false)
+}
+
+/// Returns the status after a restart, before any member has reported.
+fn status_after_restart(tenant: &Tenant) -> TenantStatus {
+    aggregated(tenant, &BTreeMap::new(), None, &settings(), true)
 }
 
 /// Returns reports of home and edge-1, where the Tenant is installed.
 fn both_installed() -> BTreeMap<Arc<str>, MemberView> {
-    complete_views(&[
-        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
-        ("edge-1", Some(report(Truth::True, "Installed"))),
-    ])
+    complete_views(&[(names::SELF_CLUSTER, installed()), ("edge-1", installed())])
+}
+
+fn installed() -> Option<TenantReport> {
+    Some(report(Truth::True, reason::INSTALLED))
 }
 
 fn report(truth: Truth, reason: &str) -> TenantReport {
@@ -141,8 +133,8 @@ fn complete_views(reports: &[(&str, Option<TenantReport>)]) -> BTreeMap<Arc<str>
 #[test]
 fn home_counts_every_member_that_reports_the_tenant() {
     let members = complete_views(&[
-        (names::SELF_CLUSTER, Some(report(Truth::True, "Installed"))),
-        ("edge-1", Some(report(Truth::True, "Installed"))),
+        (names::SELF_CLUSTER, installed()),
+        ("edge-1", installed()),
         ("edge-2", Some(report(Truth::False, "Installing"))),
         ("edge-3", None),
     ]);
@@ -170,30 +162,17 @@ fn a_silent_member_is_unknown_and_not_dropped() {
 #[test]
 fn restarted_hub_keeps_member_conditions_until_reports_arrive() {
     let mut acme = tenant();
-    let members = both_installed();
-    acme.status = Some(status_from(&acme, &members));
-    let no_members = BTreeMap::new();
-    let status = aggregated(
-        &acme,
-        &no_members,
-        None,
-        &settings(),
-        true,
-        Timestamp::UNIX_EPOCH,
-    );
-    assert_eq!(Some(status), acme.status);
-    let status = status_from(&acme, &no_members);
-    assert_eq!(
-        condition(&status, "ClusterReady/edge-1").unwrap().0,
-        "Unknown"
-    );
+    acme.status = Some(status_from(&acme, &both_installed()));
+    assert_eq!(Some(status_after_restart(&acme)), acme.status);
+    let status = status_from(&acme, &BTreeMap::new());
+    let edge = condition(&status, "ClusterReady/edge-1").unwrap();
+    assert_eq!(edge.0, "Unknown");
 }
 
 #[test]
 fn member_reports_are_kept_until_resync_completes() {
     let reports = TenantReports::default();
     let key = |name: &str| TenantKey::new("n", name);
-    let installed = || Some(report(Truth::True, "Installed"));
     let stored_report = |key: &TenantKey| {
         let view = reports.view(key, None, ["edge-1"], BootTime::default());
         view.members["edge-1"].report.clone()
@@ -203,10 +182,8 @@ fn member_reports_are_kept_until_resync_completes() {
     assert!(reports.apply("edge-1", TenantReportChanges::new(both)));
     reports.set_report_state("edge-1", ReportState::Complete);
     reports.begin_full_report("edge-1", BootTime::default());
-    assert!(reports.apply(
-        "edge-1",
-        TenantReportChanges::new([(key("a"), installed())].into())
-    ));
+    let one = [(key("a"), installed())].into();
+    assert!(reports.apply("edge-1", TenantReportChanges::new(one)));
     assert!(stored_report(&key("b")).is_some());
     reports.set_report_state("edge-1", ReportState::Complete);
     assert!(stored_report(&key("a")).is_some());
@@ -219,12 +196,9 @@ fn member_report_texts_are_bounded_but_reasons_kept() {
     let key = |number: usize| TenantKey::new("n", format!("t{number}"));
     let long = |letter: &str| {
         let mut report = report(Truth::False, reason::INSTALL_FAILED);
-        report.state.ready.message = letter.repeat(1024);
-        report.state.error = Some(State::new(
-            Truth::True,
-            "UpgradeFailed",
-            letter.repeat(1024),
-        ));
+        let text = letter.repeat(1024);
+        report.state.ready.message.clone_from(&text);
+        report.state.error = Some(State::new(Truth::True, "UpgradeFailed", text));
         report.state.progress = report.state.error.clone();
         report.labels = Labels::new(&[("team".to_owned(), letter.to_owned())].into());
         report
@@ -285,8 +259,7 @@ fn naming(namespace: &str, member: Option<&str>) -> Tenant {
 #[test]
 fn tenant_shows_whether_target_member_is_resolved() {
     let resolved = |acme: &Tenant, targets: Option<&Targets>| {
-        let now = Timestamp::UNIX_EPOCH;
-        let status = aggregated(acme, &complete_views(&[]), targets, &settings(), false, now);
+        let status = aggregated(acme, &BTreeMap::new(), targets, &settings(), false);
         let state = conditions::find(&status.conditions, conditions::TARGET_RESOLVED);
         (status, state.map(|state| (state.truth, state.reason)))
     };
@@ -306,11 +279,7 @@ fn tenant_shows_whether_target_member_is_resolved() {
     let not_found = Some((Truth::False, reason::CLUSTER_NOT_FOUND.to_owned()));
     assert_eq!(resolved(&acme, Some(&Targets::new())).1, not_found);
     acme.spec.cluster_ref = None;
-    assert_eq!(
-        resolved(&acme, Some(&targets)).1,
-        None,
-        "it names nobody now"
-    );
+    assert_eq!(resolved(&acme, Some(&targets)).1, None);
 }
 
 #[test]
@@ -331,49 +300,31 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
     let refused = Some(("False".to_owned(), reason::NAMESPACE_NOT_ALLOWED.to_owned()));
     let installed = Some(("True".to_owned(), reason::INSTALLED.to_owned()));
     let all = [names::SELF_CLUSTER, "edge-1"];
+    let (home, edge) = (Some(names::SELF_CLUSTER), Some("edge-1"));
     for (namespace, named, limited, on_self, on_edge) in [
-        ("team-b", Some("edge-1"), &["edge-1"][..], &None, &refused),
-        ("team-b", Some("edge-1"), &all[..], &None, &refused),
-        ("team-b", Some("edge-1"), &["edge-2"][..], &None, &installed),
-        ("team-a", Some("edge-1"), &all[..], &None, &installed),
-        (
-            "team-b",
-            Some(names::SELF_CLUSTER),
-            &all[..],
-            &refused,
-            &None,
-        ),
-        (
-            "team-a",
-            Some(names::SELF_CLUSTER),
-            &all[..],
-            &installed,
-            &None,
-        ),
+        ("team-b", edge, &["edge-1"][..], &None, &refused),
+        ("team-b", edge, &all[..], &None, &refused),
+        ("team-b", edge, &["edge-2"][..], &None, &installed),
+        ("team-a", edge, &all[..], &None, &installed),
+        ("team-b", home, &all[..], &refused, &None),
+        ("team-a", home, &all[..], &installed, &None),
         // A Tenant without `clusterRef` stays, and counts all members that report such a Tenant.
         ("team-b", None, &all[..], &installed, &installed),
     ] {
         let case = format!("{namespace} {named:?} {limited:?}");
         let mut acme = naming(namespace, named);
-        let now = Timestamp::UNIX_EPOCH;
-        let status = |acme: &Tenant, targets: Option<&Targets>| {
-            aggregated(acme, &views, targets, &settings(), false, now)
+        let status = |acme: &Tenant, targets: &Targets| {
+            aggregated(acme, &views, Some(targets), &settings(), false)
         };
         // Without the limit, with it, and without it again.
-        acme.status = Some(status(&acme, Some(&limit(&[]))));
+        acme.status = Some(status(&acme, &limit(&[])));
         let free = acme.status.clone();
         let limits = limit(limited);
-        let limited = status(&acme, Some(&limits));
-        assert_eq!(
-            condition(&limited, "ClusterReady/self-cluster"),
-            *on_self,
-            "{case}"
-        );
-        assert_eq!(
-            condition(&limited, "ClusterReady/edge-1"),
-            *on_edge,
-            "{case}"
-        );
+        let limited = status(&acme, &limits);
+        for (member, expected) in all.into_iter().zip([on_self, on_edge]) {
+            let shown = condition(&limited, &format!("ClusterReady/{member}"));
+            assert_eq!(shown, *expected, "{case}");
+        }
         let mut conditions = limited.conditions.iter();
         let refusal =
             conditions.find(|condition| condition.reason == reason::NAMESPACE_NOT_ALLOWED);
@@ -386,13 +337,12 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
             assert_eq!(condition(&limited, "Ready").unwrap().0, "False");
         }
         acme.status = Some(limited);
-        assert_eq!(acme.status, Some(status(&acme, Some(&limits))), "{case}");
-        let again = status(&acme, Some(&limit(&[])));
+        assert_eq!(acme.status, Some(status(&acme, &limits)), "{case}");
+        let again = status(&acme, &limit(&[]));
         let types = |status: &TenantStatus| -> BTreeMap<String, String> {
             let conditions = status.conditions.iter().cloned();
-            conditions
-                .map(|condition| (condition.type_, condition.reason))
-                .collect()
+            let types = conditions.map(|condition| (condition.type_, condition.reason));
+            types.collect()
         };
         assert_eq!(types(&again), types(free.as_ref().unwrap()), "{case}");
     }
@@ -445,16 +395,10 @@ fn tenant_counts_only_its_own_member() {
         ("placed, names another now", renamed, &["edge-1"], "Ready"),
         ("cluster renamed", cluster_renamed, &["edge-1"], "Ready"),
         ("cluster replaced", replaced, &[], "Pending"),
-        (
-            "named in another namespace",
-            in_other_namespace,
-            &[],
-            "Pending",
-        ),
+        ("in another namespace", in_other_namespace, &[], "Pending"),
     ] {
-        let now = Timestamp::UNIX_EPOCH;
         let result = |acme: &Tenant, targets: Option<&Targets>| {
-            let status = aggregated(acme, &views, targets, &settings(), false, now);
+            let status = aggregated(acme, &views, targets, &settings(), false);
             let members = conditions::clusters(&status.conditions).into_keys();
             (members.collect::<Vec<_>>(), status.phase)
         };
@@ -466,18 +410,9 @@ fn tenant_counts_only_its_own_member() {
         // Members that counted without `clusterRef` disappear.
         let mut unreferenced = acme.clone();
         unreferenced.spec.cluster_ref = None;
-        let placement = unreferenced
-            .status
-            .take()
-            .and_then(|status| status.placement);
-        let unreferenced = aggregated(
-            &unreferenced,
-            &views,
-            Some(&targets),
-            &settings(),
-            false,
-            now,
-        );
+        let status = unreferenced.status.take();
+        let placement = status.and_then(|status| status.placement);
+        let unreferenced = aggregated(&unreferenced, &views, Some(&targets), &settings(), false);
         assert_eq!(conditions::clusters(&unreferenced.conditions).len(), 3);
         let mut named = acme.clone();
         named.status = Some(TenantStatus {
@@ -500,7 +435,6 @@ fn last_applied_chart_comes_from_the_hub() {
         applied_chart: chart.to_owned(),
         ..report(Truth::True, reason::INSTALLED)
     };
-    let now = Timestamp::UNIX_EPOCH;
     let mut acme = tenant();
     for (reported, expected) in [
         ("https://elsewhere/c:1", None),
@@ -509,7 +443,7 @@ fn last_applied_chart_comes_from_the_hub() {
         ("zzz/the-greatest:9", Some(DESIRED_CHART)),
     ] {
         let members = complete_views(&[("edge-1", Some(reporting(reported)))]);
-        let status = aggregated(&acme, &members, None, &settings(), false, now);
+        let status = status_from(&acme, &members);
         assert_eq!(status.last_applied_chart.as_deref(), expected, "{reported}");
         acme.status = Some(status);
     }
@@ -520,9 +454,8 @@ fn clusters_list_state_cause_and_chart_of_members() {
     let mut failed = report(Truth::True, reason::INSTALLED);
     let no_room = State::new(Truth::True, reason::UPGRADE_FAILED, "no room ".repeat(100));
     failed.state.error = Some(no_room);
-    let installed = report(Truth::True, reason::INSTALLED);
     let views = complete_views(&[
-        (names::SELF_CLUSTER, Some(installed)),
+        (names::SELF_CLUSTER, installed()),
         ("edge-2", Some(failed)),
         ("edge-1", Some(report(Truth::False, reason::INSTALLING))),
     ]);
@@ -543,9 +476,7 @@ fn clusters_list_state_cause_and_chart_of_members() {
     }
     // A report that changes nothing in the list causes no write, and neither does a restart of the hub.
     assert_eq!(status_from(&acme, &views), status);
-    let now = Timestamp::UNIX_EPOCH;
-    let restarted = aggregated(&acme, &BTreeMap::new(), None, &settings(), true, now);
-    assert_eq!(restarted, status);
+    assert_eq!(status_after_restart(&acme), status);
 }
 
 #[test]
@@ -572,45 +503,16 @@ fn history_at_home_is_that_of_self_cluster() {
         });
         tenant
     };
-    let named = naming("n", Some("edge-1"));
+    let named = recorded(naming("n", Some("edge-1")));
+    let (known, two) = (|| recorded(tenant()), || Some(entries(2)));
     for (case, mut acme, self_cluster, reported, expected) in [
-        ("new", tenant(), true, Some(entries(2)), entries(2)),
-        (
-            "changed",
-            recorded(tenant()),
-            true,
-            Some(entries(2)),
-            entries(2),
-        ),
-        (
-            "release is gone",
-            recorded(tenant()),
-            true,
-            Some(Vec::new()),
-            Vec::new(),
-        ),
-        ("none reported", recorded(tenant()), true, None, entries(1)),
-        (
-            "created again",
-            recorded(tenant()),
-            true,
-            Some(entries(2)),
-            entries(1),
-        ),
-        (
-            "no member",
-            recorded(tenant()),
-            false,
-            Some(entries(2)),
-            Vec::new(),
-        ),
-        (
-            "other member",
-            recorded(named),
-            true,
-            Some(entries(2)),
-            Vec::new(),
-        ),
+        ("new", tenant(), true, two(), entries(2)),
+        ("changed", known(), true, two(), entries(2)),
+        ("release is gone", known(), true, Some(vec![]), vec![]),
+        ("none reported", known(), true, None, entries(1)),
+        ("created again", known(), true, two(), entries(1)),
+        ("no member", known(), false, two(), vec![]),
+        ("other member", named, true, two(), vec![]),
     ] {
         let uid = if case == "created again" { "v" } else { "u" };
         acme.metadata.uid = Some(uid.to_owned());
@@ -622,10 +524,9 @@ fn history_at_home_is_that_of_self_cluster() {
             self_cluster,
             ..settings()
         };
-        let now = Timestamp::UNIX_EPOCH;
-        let status = aggregated(&acme, &views, None, &settings, false, now);
+        let status = aggregated(&acme, &views, None, &settings, false);
         assert_eq!(status.history, expected, "{case}");
-        let unread = aggregated(&acme, &BTreeMap::new(), None, &settings, false, now);
+        let unread = aggregated(&acme, &BTreeMap::new(), None, &settings, false);
         let is_kept = self_cluster && case != "other member";
         let recorded = acme.status.map(|status| status.history);
         let kept = recorded.filter(|_| is_kept).unwrap_or_default();
@@ -674,9 +575,8 @@ fn refusal_survives_restart_and_ends_with_limit() {
     };
     let limits: Targets = [("edge-1".to_owned(), target)].into();
     let no_members = BTreeMap::new();
-    let now = Timestamp::UNIX_EPOCH;
     let status =
-        |acme: &Tenant, members, limits| aggregated(acme, members, limits, &settings(), true, now);
+        |acme: &Tenant, members, limits| aggregated(acme, members, limits, &settings(), true);
     acme.status = Some(status(&acme, &no_members, Some(&limits)));
     assert!(condition(acme.status.as_ref().unwrap(), "ClusterReady/edge-1").is_some());
     // The EdgeClusters are not known yet.

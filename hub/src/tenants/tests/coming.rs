@@ -22,40 +22,21 @@ fn given_up() -> TenantReport {
     }
 }
 
-fn decide_once(
-    acme: &Tenant,
-    members: &BTreeMap<Arc<str>, MemberView>,
-    in_startup_grace: bool,
-) -> TenantStatus {
-    aggregated(
-        acme,
-        members,
-        None,
-        &settings(),
-        in_startup_grace,
-        Timestamp::UNIX_EPOCH,
-    )
-}
-
 #[test]
 fn next_step_is_listed_until_cause_ends() {
     let mut acme = tenant();
-    let installed = Some(report(Truth::True, reason::INSTALLED));
     let members = complete_views(&[
-        (names::SELF_CLUSTER, installed.clone()),
+        (names::SELF_CLUSTER, installed()),
         ("edge-1", Some(failing(100))),
     ]);
-    acme.status = Some(decide_once(&acme, &members, false));
+    acme.status = Some(status_from(&acme, &members));
     let status = acme.status.clone().unwrap();
     assert_eq!(status.next_steps.len(), 1);
     assert_eq!(UpcomingStep::from_status(&status, "edge-1"), retry(100));
     // After a start, it stays until the first report, as the rest of the status does.
-    assert_eq!(decide_once(&acme, &BTreeMap::new(), true), status);
-    let members = complete_views(&[
-        (names::SELF_CLUSTER, installed.clone()),
-        ("edge-1", installed),
-    ]);
-    assert!(decide_once(&acme, &members, false).next_steps.is_empty());
+    assert_eq!(status_after_restart(&acme), status);
+    let status = status_from(&acme, &both_installed());
+    assert!(status.next_steps.is_empty());
 }
 
 #[test]
@@ -70,7 +51,7 @@ fn listed_members_show_next_step_with_summary() {
             (format!("edge-{number:02}").into(), view)
         })
         .collect();
-    let status = decide_once(&tenant(), &members, false);
+    let status = status_from(&tenant(), &members);
     assert_eq!(status.summary.unwrap().not_ready, 60);
     assert_eq!(status.next_steps.len(), 20);
     assert_eq!(UpcomingStep::from_status(&status, "edge-07"), retry(7));
@@ -99,7 +80,7 @@ fn unready_tenant_is_reconciling_stalled_or_paused() {
             (names::SELF_CLUSTER, Some(on_home.clone())),
             ("edge-1", Some(on_edge.clone())),
         ]);
-        let status = decide_once(&acme, &members, false);
+        let status = status_from(&acme, &members);
         let shown: Vec<&str> = [conditions::RECONCILING, conditions::STALLED]
             .into_iter()
             .filter(|type_| {
@@ -110,7 +91,7 @@ fn unready_tenant_is_reconciling_stalled_or_paused() {
             .collect();
         assert_eq!(shown, Vec::from_iter(expected), "{on_home:?} {on_edge:?}");
         acme.status = Some(status.clone());
-        assert_eq!(decide_once(&acme, &members, false), status);
+        assert_eq!(status_from(&acme, &members), status);
     }
 }
 

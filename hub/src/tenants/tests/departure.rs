@@ -24,7 +24,6 @@ pub(crate) fn targets(members: &[&str]) -> Option<Arc<Targets>> {
 
 impl HubFixture {
     fn with(members: &[&str]) -> Self {
-        let installed = || Some(report(Truth::True, reason::INSTALLED));
         let names = members.iter().copied().chain([names::SELF_CLUSTER]);
         let reports: Vec<_> = names.map(|name| (name, installed())).collect();
         let mut hub = Self {
@@ -121,7 +120,6 @@ fn departed_member_is_removed_after_grace() {
         ReportState::Pending,
     ] {
         let mut hub = HubFixture::with(&["edge-1", "edge-2"]);
-        let installed = || Some(report(Truth::True, reason::INSTALLED));
         hub.set_member("edge-2", report_state, installed());
         hub.decide_after(1);
         hub.view.targets = targets(&["edge-1"]);
@@ -140,7 +138,6 @@ fn departed_member_is_removed_after_grace() {
 #[test]
 fn return_within_grace_resets_grace() {
     let mut hub = HubFixture::with(&["edge-1"]);
-    let installed = || Some(report(Truth::True, reason::INSTALLED));
     for _ in 0..3 {
         hub.set_member("edge-1", ReportState::Complete, None);
         hub.decide_after(1);
@@ -182,7 +179,7 @@ fn lasting_silence_removes_nothing() {
     for (report_state, report) in [
         (silent(), None),
         (ReportState::Pending, None),
-        (silent(), Some(report(Truth::True, reason::INSTALLED))),
+        (silent(), installed()),
     ] {
         let mut hub = HubFixture::with(&["edge-1"]);
         hub.set_member("edge-1", report_state, report);
