@@ -35,42 +35,26 @@ pub(crate) fn render(measured: &FanOutResults) -> String {
         resyncs,
     } = measured;
     let agents = f64::from(options.agents);
+    let before = mib(without_agents.resident);
+    let per_agent = 1024.0 * (mib(connected.resident) - before) / agents;
+    let memory_label = "RSS of the hub, all idle, MiB";
     let mut rows = connect_rows("all connect concurrently", connecting, None);
-    rows.extend(memory_rows(
-        "RSS of the hub, all idle, MiB",
-        connected,
-        Some(100.0),
-    ));
-    rows.extend([
-        figure("  before the first agent", mib(without_agents.resident), 1),
-        figure(
-            "  for each agent, KiB",
-            1024.0 * (mib(connected.resident) - mib(without_agents.resident)) / agents,
-            1,
-        ),
-    ]);
+    rows.extend(memory_rows(memory_label, connected, Some(100.0)));
+    rows.push(figure("  before the first agent", before, 1));
+    rows.push(figure("  for each agent, KiB", per_agent, 1));
     rows.extend(idle_rows(idle, options.idle));
     rows.extend(round_rows(rounds));
     let each = options.tenants_each;
-    rows.push(seconds(
-        &format!("{each} Tenants each are reported: shown on home, s"),
-        filling.shown_on_home,
-        None,
-    ));
+    let label = format!("{each} Tenants each are reported: shown on home, s");
+    rows.push(seconds(&label, filling.shown_on_home, None));
     rows.extend(memory_rows("  RSS of the hub, MiB", &filling.memory, None));
-    rows.extend(connect_rows(
-        "hub killed and started",
-        &restart.connecting,
-        Some(30.0),
-    ));
+    let restarted = connect_rows("hub killed and started", &restart.connecting, Some(30.0));
+    rows.extend(restarted);
+    let resyncs = *resyncs as f64;
     rows.extend([
         seconds("  all confirmed again, s", restart.confirmed, Some(60.0)),
         figure("  RSS of the hub, MiB", mib(restart.memory.resident), 1),
-        figure(
-            "full reports that the hub requested again",
-            *resyncs as f64,
-            0,
-        ),
+        figure("full reports that the hub requested again", resyncs, 0),
     ]);
     let loads = [
         ("idle", idle.other_cores),
@@ -91,58 +75,38 @@ pub(crate) fn render(measured: &FanOutResults) -> String {
 }
 
 fn connect_rows(label: &str, results: &ConnectResults, target: Option<f64>) -> Vec<Row> {
+    let per_second = results.max_per_second as f64;
+    let handshakes = "  most TLS handshakes at a time";
     vec![
         seconds(&format!("{label}: first session, s"), results.first, None),
         seconds("  all sessions, s", results.last, target),
-        figure(
-            "  most of them within a second",
-            results.max_per_second as f64,
-            0,
-        ),
-        row(
-            "  most TLS handshakes at a time",
-            results.handshakes as f64,
-            0,
-            Some(200.0),
-        ),
+        figure("  most of them within a second", per_second, 0),
+        row(handshakes, results.handshakes as f64, 0, Some(200.0)),
         figure("  CPU of the hub until then, s", results.hub.total(), 2),
         seconds("  all shown on home, s", results.shown_on_home, None),
     ]
 }
 
 fn memory_rows(label: &str, memory: &Memory, target: Option<f64>) -> Vec<Row> {
+    let anonymous = "    anonymous memory, without files";
     vec![
         row(label, mib(memory.resident), 1, target),
-        figure(
-            "    anonymous memory, without files",
-            mib(memory.anonymous),
-            1,
-        ),
+        figure(anonymous, mib(memory.anonymous), 1),
         figure("    peak", mib(memory.peak), 1),
     ]
 }
 
 fn idle_rows(idle: &FanOutIdle, span: u64) -> Vec<Row> {
     let minutes = span as f64 / 60.0;
+    let requests = idle.home.own_requests as f64 / minutes;
+    let writes = idle.status_writes() as f64 / minutes;
+    let cpu_label = "CPU of the hub, all idle, milli-cores";
     vec![
-        row(
-            "CPU of the hub, all idle, milli-cores",
-            idle.hub,
-            1,
-            Some(60.0),
-        ),
+        row(cpu_label, idle.hub, 1, Some(60.0)),
         figure("  kernel part", idle.kernel, 1),
         figure("  median of parts of 5 s", idle.median, 1),
-        figure(
-            "  requests to home a minute",
-            idle.home.own_requests as f64 / minutes,
-            1,
-        ),
-        figure(
-            "  writes of EdgeClusters",
-            idle.status_writes() as f64 / minutes,
-            1,
-        ),
+        figure("  requests to home a minute", requests, 1),
+        figure("  writes of EdgeClusters", writes, 1),
         figure("  CPU of all agents, milli-cores", idle.agents, 1),
     ]
 }
@@ -153,33 +117,16 @@ fn round_rows(rounds: &ChangeResults) -> Vec<Row> {
         let times = rounds.by_agents.iter().filter_map(|times| times.get(index));
         millis(times.max().copied().unwrap_or_default().as_secs_f64())
     };
-    let shown_on_home = rounds
-        .shown_on_home
-        .iter()
-        .max()
-        .copied()
-        .unwrap_or_default();
+    let shown_on_home = rounds.shown_on_home.iter().max();
+    let shown_on_home = shown_on_home.copied().unwrap_or_default();
+    let changes = rounds.by_hub.count();
+    let label = format!("a change is in all slots, p50 of {changes}, ms");
+    let [p50, p99] = [0.5, 0.99].map(|share| millis(rounds.by_hub.quantile(share)));
+    let agents_label = "  agents' clock, after the first agent: p50, ms";
     vec![
-        row(
-            &format!(
-                "a change is in all slots, p50 of {}, ms",
-                rounds.by_hub.count()
-            ),
-            millis(rounds.by_hub.quantile(0.5)),
-            0,
-            None,
-        ),
-        row(
-            "  p99, ms",
-            millis(rounds.by_hub.quantile(0.99)),
-            0,
-            Some(300.0),
-        ),
-        figure(
-            "  agents' clock, after the first agent: p50, ms",
-            worst(0),
-            0,
-        ),
+        figure(&label, p50, 0),
+        row("  p99, ms", p99, 0, Some(300.0)),
+        figure(agents_label, worst(0), 0),
         figure("    p99, ms (the worst of the changes)", worst(1), 0),
         figure("    the last, ms", worst(2), 0),
         seconds("  shown on home, s", shown_on_home, None),
@@ -189,11 +136,8 @@ fn round_rows(rounds: &ChangeResults) -> Vec<Row> {
 
 fn row(label: &str, value: f64, digits: usize, target: Option<f64>) -> Row {
     let target = target.map(|target| at_most(target, value));
-    [
-        label.to_owned(),
-        fixed(value, digits),
-        target.unwrap_or_default(),
-    ]
+    let (label, target) = (label.to_owned(), target.unwrap_or_default());
+    [label, fixed(value, digits), target]
 }
 
 fn figure(label: &str, value: f64, digits: usize) -> Row {

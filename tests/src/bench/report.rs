@@ -120,12 +120,14 @@ pub(crate) fn render(measured: &EdgeResults) -> String {
     text
 }
 
+/// Returns the seconds until all Tenants are installed and Helm has ended.
+fn end(work: &InstallCost) -> f64 {
+    let last = work.arrivals.last.max(work.helm_ended.unwrap_or_default());
+    last.as_secs_f64()
+}
+
 /// Renders the figures of an agent that also checks for drift.
 fn with_drift(measured: &EdgeResults) -> String {
-    let end = |work: &InstallCost| {
-        let last = work.arrivals.last.max(work.helm_ended.unwrap_or_default());
-        last.as_secs_f64()
-    };
     let drift = &measured.drift.concurrent;
     let floors = [&measured.plain.concurrent, &measured.same_flags.concurrent];
     let [plain, flags] = floors.map(|floor| end(drift) / end(floor));
@@ -145,98 +147,42 @@ fn with_drift(measured: &EdgeResults) -> String {
 fn install_rows(measured: &EdgeResults) -> Vec<Row> {
     let size = measured.size;
     let (concurrent, single) = (measured.concurrent(), measured.single());
-    let seconds = |time: Duration| time.as_secs_f64();
-    let end =
-        |work: &InstallCost| seconds(work.arrivals.last.max(work.helm_ended.unwrap_or_default()));
-    let first = concurrent.map(|work| seconds(work.arrivals.first));
+    let first = concurrent.map(|work| work.arrivals.first.as_secs_f64());
     let all = concurrent.map(end);
     let cpu = concurrent.map(|work| work.cpu_seconds);
     let requests = concurrent.map(|work| work.edge.total() as f64);
+    let per_tenant = requests.map(|requests| requests / f64::from(size));
     let own_requests = |work: &InstallCost| work.edge.own_requests as f64;
+    let single_cpu = single.map(|work| work.cpu_seconds);
+    let helm_ended = |work: &InstallCost| work.helm_ended.unwrap_or_default();
     let krypton = |figure: &dyn Fn(&KryptonResults) -> f64| measured.krypton().map(figure);
-    let first_ready = [first[0], first[1]];
-    let to_edge = [requests[0], requests[1]];
-    let requests_target = if size == REQUESTS_SIZE {
-        at_most_each(1400.0, to_edge)
-    } else {
-        String::new()
+    let own_cpu = krypton(&|krypton| krypton.concurrent.own_cpu_seconds);
+    let to_home = krypton(&|krypton| krypton.home.own_requests as f64);
+    let resident = krypton(&|krypton| krypton.memory.resident as f64 / MIB);
+    let peak = krypton(&|krypton| krypton.memory.peak as f64 / MIB);
+    let first_target = at_most_each(1.5, [first[0], first[1]]);
+    let requests_target = match size {
+        REQUESTS_SIZE => at_most_each(1400.0, [requests[0], requests[1]]),
+        _ => String::new(),
     };
-    let empty = String::new;
     vec![
-        row(
-            "first Ready (floors: available), s",
-            first,
-            2,
-            at_most_each(1.5, first_ready),
-        ),
-        row(
-            "all Ready (floors: helm and pods), s",
-            all,
-            2,
-            ratios_at_most(1.2, all),
-        ),
-        floor_row("  helm ended, s", measured, |work| {
-            seconds(work.helm_ended.unwrap_or_default())
-        }),
+        row("first Ready (floors: available), s", first, 2).with(first_target),
+        row("all Ready (floors: helm and pods), s", all, 2).with(ratios_at_most(1.2, all)),
+        floor_row("  helm ended, s", measured, helm_ended),
         floor_row("  Deployments available, s", measured, |work| {
-            seconds(work.arrivals.last)
+            work.arrivals.last
         }),
-        row("CPU with helm's, s", cpu, 2, ratios_at_most(1.15, cpu)),
-        process_row(
-            "  the process itself",
-            krypton(&|krypton| krypton.concurrent.own_cpu_seconds),
-            2,
-            empty(),
-        ),
-        row(
-            "requests to the edge, of all clients",
-            requests,
-            0,
-            requests_target,
-        ),
-        row(
-            "  for each Tenant",
-            requests.map(|requests| requests / f64::from(size)),
-            1,
-            empty(),
-        ),
-        row(
-            "  our own and helm's",
-            concurrent.map(own_requests),
-            0,
-            empty(),
-        ),
-        process_row(
-            "requests of the hub to home",
-            krypton(&|krypton| krypton.home.own_requests as f64),
-            0,
-            empty(),
-        ),
-        process_row(
-            "RSS, MiB",
-            krypton(&|krypton| krypton.memory.resident as f64 / MIB),
-            1,
-            empty(),
-        ),
-        process_row(
-            "  its peak",
-            krypton(&|krypton| krypton.memory.peak as f64 / MIB),
-            1,
-            empty(),
-        ),
-        row("one more Tenant: Ready, s", single.map(end), 2, empty()),
-        row(
-            "  CPU with helm's, s",
-            single.map(|work| work.cpu_seconds),
-            2,
-            empty(),
-        ),
-        row(
-            "  our own requests and helm's",
-            single.map(own_requests),
-            0,
-            empty(),
-        ),
+        row("CPU with helm's, s", cpu, 2).with(ratios_at_most(1.15, cpu)),
+        process_row("  the process itself", own_cpu, 2),
+        row("requests to the edge, of all clients", requests, 0).with(requests_target),
+        row("  for each Tenant", per_tenant, 1),
+        row("  our own and helm's", concurrent.map(own_requests), 0),
+        process_row("requests of the hub to home", to_home, 0),
+        process_row("RSS, MiB", resident, 1),
+        process_row("  its peak", peak, 1),
+        row("one more Tenant: Ready, s", single.map(end), 2),
+        row("  CPU with helm's, s", single_cpu, 2),
+        row("  our own requests and helm's", single.map(own_requests), 0),
     ]
 }
 
@@ -245,58 +191,27 @@ fn idle_rows(idle: [&IdleComparison; 2], span: Duration) -> Vec<Row> {
     let cpu = idle.map(|idle| 100.0 * idle.cpu_seconds / span.as_secs_f64());
     let per_minute =
         |count: &dyn Fn(&IdleUsage) -> u64| idle.map(|idle| count(&idle.with) as f64 / minutes);
-    let to_edge = per_minute(&|rest| rest.edge.own_requests);
+    let own_to_edge = per_minute(&|rest| rest.edge.own_requests);
+    let all_to_edge = per_minute(&|rest| rest.edge.total());
+    let own_to_home = per_minute(&|rest| rest.home.own_requests);
+    let all_to_home = per_minute(&|rest| rest.home.total());
     let rss = idle.map(|idle| idle.memory.resident as f64 / MIB);
-    let empty = String::new;
+    let anonymous = idle.map(|idle| idle.memory.anonymous as f64 / MIB);
+    let own_label = "idle: requests a minute, our own to the edge";
+    let rss_target = format!("agent <= 15: {}", verdict(15.0, rss[1]));
     let mut rows = vec![
-        process_row("idle: CPU, % of a core", cpu, 3, at_most_each(0.05, cpu)),
-        process_row(
-            "idle: requests a minute, our own to the edge",
-            to_edge,
-            1,
-            at_most_each(8.0, to_edge),
-        ),
-        process_row(
-            "  all clients to the edge",
-            per_minute(&|rest| rest.edge.total()),
-            1,
-            empty(),
-        ),
-        process_row(
-            "  the hub to home",
-            per_minute(&|rest| rest.home.own_requests),
-            1,
-            empty(),
-        ),
-        process_row(
-            "  all clients to home",
-            per_minute(&|rest| rest.home.total()),
-            1,
-            empty(),
-        ),
-        process_row(
-            "idle: RSS, MiB",
-            rss,
-            1,
-            format!("agent <= 15: {}", verdict(15.0, rss[1])),
-        ),
-        process_row(
-            "  anonymous memory, without files",
-            idle.map(|idle| idle.memory.anonymous as f64 / MIB),
-            1,
-            empty(),
-        ),
+        process_row("idle: CPU, % of a core", cpu, 3).with(at_most_each(0.05, cpu)),
+        process_row(own_label, own_to_edge, 1).with(at_most_each(8.0, own_to_edge)),
+        process_row("  all clients to the edge", all_to_edge, 1),
+        process_row("  the hub to home", own_to_home, 1),
+        process_row("  all clients to home", all_to_home, 1),
+        process_row("idle: RSS, MiB", rss, 1).with(rss_target),
+        process_row("  anonymous memory, without files", anonymous, 1),
     ];
     if let Some(without) = &idle[0].without {
         for (at, rest) in [("edge", &without.edge), ("home", &without.home)] {
-            let mut quiet = process_row(
-                &format!("without Krypton: all requests a minute to {at}"),
-                [0.0; 2],
-                0,
-                empty(),
-            );
-            quiet[1] = empty();
-            quiet[2] = empty();
+            let mut quiet = Row::default();
+            quiet[0] = format!("without Krypton: all requests a minute to {at}");
             quiet[3] = fixed(rest.total() as f64 / minutes, 1);
             rows.push(quiet);
         }
@@ -307,11 +222,8 @@ fn idle_rows(idle: [&IdleComparison; 2], span: Duration) -> Vec<Row> {
 fn load_summary(measured: &EdgeResults) -> String {
     let heads = ["hub", "agent", "helm alone", "our flags"];
     let concurrent = measured.concurrent().map(|work| work.other_cores);
-    let mut loads: Vec<(String, f64)> = heads
-        .map(str::to_owned)
-        .into_iter()
-        .zip(concurrent)
-        .collect();
+    let heads_owned = heads.map(str::to_owned).into_iter();
+    let mut loads: Vec<(String, f64)> = heads_owned.zip(concurrent).collect();
     for (actor, idle) in heads.iter().zip(measured.idle().into_iter().flatten()) {
         loads.push((format!("{actor} idle"), idle.with.other_cores));
     }
@@ -319,17 +231,27 @@ fn load_summary(measured: &EdgeResults) -> String {
         .iter()
         .map(|(label, cores)| format!("{label} {cores:.2}"))
         .collect();
-    let mut text = format!(
-        "Cores used by other processes: {}.\n",
-        load_texts.join(", ")
-    );
+    let load_texts = load_texts.join(", ");
+    let mut text = format!("Cores used by other processes: {load_texts}.\n");
     if loads.iter().any(|(_, cores)| *cores > QUIET_CORES) {
         text += "NOT A QUIET MACHINE: times and their ratios are disturbed; counts are not.\n";
     }
     text
 }
 
-fn row(label: &str, figures: Figures, digits: usize, target: String) -> Row {
+/// Adds the target to a row.
+trait WithTarget {
+    fn with(self, target: String) -> Self;
+}
+
+impl WithTarget for Row {
+    fn with(mut self, target: String) -> Self {
+        self[7] = target;
+        self
+    }
+}
+
+fn row(label: &str, figures: Figures, digits: usize) -> Row {
     let [hub, agent, ..] = figures;
     let ratios = |floor: f64| {
         if floor > 0.0 {
@@ -340,49 +262,25 @@ fn row(label: &str, figures: Figures, digits: usize, target: String) -> Row {
     };
     let (plain, flags) = (ratios(figures[2]), ratios(figures[3]));
     let [hub, agent, floor, with_flags] = figures.map(|figure| fixed(figure, digits));
-    [
-        label.to_owned(),
-        hub,
-        agent,
-        floor,
-        plain,
-        with_flags,
-        flags,
-        target,
-    ]
+    let (label, target) = (label.to_owned(), String::new());
+    [label, hub, agent, floor, plain, with_flags, flags, target]
 }
 
 /// Returns a row without floors.
-fn process_row(label: &str, value: [f64; 2], digits: usize, target: String) -> Row {
-    let empty = String::new;
-    let [hub, agent] = value.map(|value| fixed(value, digits));
-    [
-        label.to_owned(),
-        hub,
-        agent,
-        empty(),
-        empty(),
-        empty(),
-        empty(),
-        target,
-    ]
+fn process_row(label: &str, value: [f64; 2], digits: usize) -> Row {
+    let mut row = Row::default();
+    row[0] = label.to_owned();
+    [row[1], row[2]] = value.map(|value| fixed(value, digits));
+    row
 }
 
 /// Returns a row with floors only.
-fn floor_row(label: &str, measured: &EdgeResults, figure: impl Fn(&InstallCost) -> f64) -> Row {
-    let empty = String::new;
-    let [plain, flags] =
-        [&measured.plain, &measured.same_flags].map(|floor| fixed(figure(&floor.concurrent), 2));
-    [
-        label.to_owned(),
-        empty(),
-        empty(),
-        plain,
-        empty(),
-        flags,
-        empty(),
-        empty(),
-    ]
+fn floor_row(label: &str, measured: &EdgeResults, time: impl Fn(&InstallCost) -> Duration) -> Row {
+    let mut row = Row::default();
+    row[0] = label.to_owned();
+    [row[3], row[5]] = [&measured.plain, &measured.same_flags]
+        .map(|floor| fixed(time(&floor.concurrent).as_secs_f64(), 2));
+    row
 }
 
 /// Compares the hub and the agent to the target.
@@ -458,7 +356,7 @@ mod tests {
     #[test]
     fn figure_has_ratios_and_verdicts_per_floor() {
         let times = [6.0, 4.8, 5.0, 4.0];
-        let row = row("all Ready, s", times, 2, ratios_at_most(1.2, times));
+        let row = row("all Ready, s", times, 2).with(ratios_at_most(1.2, times));
         let expected = [
             "all Ready, s",
             "6.00",
@@ -475,23 +373,14 @@ mod tests {
     #[test]
     fn figure_without_floors_has_hub_and_agent_verdicts() {
         let value = [0.06, 0.05];
-        let row = process_row("idle", value, 3, at_most_each(0.05, value));
-        let expected = [
-            "idle",
-            "0.060",
-            "0.050",
-            "",
-            "",
-            "",
-            "",
-            "<= 0.05: missed, met",
-        ];
-        assert_eq!(row, expected);
+        let row = process_row("idle", value, 3).with(at_most_each(0.05, value));
+        let target = "<= 0.05: missed, met";
+        assert_eq!(row, ["idle", "0.060", "0.050", "", "", "", "", target]);
     }
 
     #[test]
     fn missing_floor_has_no_ratio() {
-        let row = row("nothing", [1.0, 2.0, 0.0, 2.0], 0, String::new());
+        let row = row("nothing", [1.0, 2.0, 0.0, 2.0], 0);
         assert_eq!(row, ["nothing", "1", "2", "0", "", "2", "0.50 1.00", ""]);
     }
 
