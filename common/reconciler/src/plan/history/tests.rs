@@ -167,13 +167,11 @@ fn clock_that_jumps_back_changes_no_order() {
         ..own(2, Status::Deployed, "b")
     };
     let first = after(&[], &[installed(1)], Some(chart("1.0.0")));
-    let revisions = [
-        Revision {
-            status: Status::Superseded,
-            ..installed(1)
-        },
-        early,
-    ];
+    let superseded = Revision {
+        status: Status::Superseded,
+        ..installed(1)
+    };
+    let revisions = [superseded, early];
     let history = after(&first, &revisions, Some(chart("1.0.0")));
     let numbers: Vec<u32> = history.iter().map(|entry| entry.revision).collect();
     assert_eq!(numbers, [2, 1]);
@@ -264,22 +262,16 @@ fn change_of_spec_names_its_manager_in_time() {
         owner_uid: Some("uid-2".to_owned()),
         ..older()
     };
-    let hub = Some(names::HUB_MANAGER);
+    let (hub, kubectl) = (Some(names::HUB_MANAGER), Some("kubectl"));
     for (case, older, generation, second, expected) in [
-        ("changed", older(), 2, 4, Some("kubectl")),
-        (
-            "in the second of the previous revision",
-            older(),
-            2,
-            3,
-            Some("kubectl"),
-        ),
+        ("changed", older(), 2, 4, kubectl),
+        ("second of the previous revision", older(), 2, 3, kubectl),
         ("values were removed", older(), 2, 2, None),
         ("changed again later", older(), 2, 5, None),
         ("same spec", older(), 1, 2, hub),
         ("same spec, annotated", older(), 1, 4, hub),
-        ("recreated", other_owner(), 1, 4, Some("kubectl")),
-        ("earlier version", unlabelled(), 1, 4, Some("kubectl")),
+        ("recreated", other_owner(), 1, 4, kubectl),
+        ("earlier version", unlabelled(), 1, 4, kubectl),
         ("earlier version, same spec", unlabelled(), 1, 2, None),
     ] {
         let actors = Actors {
@@ -314,60 +306,33 @@ fn each_cause_has_its_actor() {
         run: first().run,
         ..own(number, Status::Deployed, "a")
     };
+    let retried = || vec![first(), failed(2), failed(3)];
+    let rolled_back = || vec![first(), marked(), rollback()];
+    let rolled_back_then = |last: Revision| [rolled_back(), vec![last]].concat();
+    let changed = rolled_back_then(of_generation(1, own(4, Status::Deployed, "c")));
+    let repaired = vec![first(), by_helm(2), own(3, Status::Deployed, "a")];
+    let (agent, flux) = (Some("agent"), Some("flux"));
     // The managers changed the Tenant in this second.
     for (revisions, second, cause, expected) in [
         (vec![installed(1)], 1, Install, Some("kubectl")),
         (vec![installed(1)], 2, Install, None),
-        (vec![first(), failed(2), failed(3)], 1, Retry, Some("agent")),
-        (vec![first(), failed(2), failed(3)], 3, Retry, Some("flux")),
-        (
-            vec![first(), marked(), rollback()],
-            3,
-            Rollback,
-            Some("agent"),
-        ),
-        (
-            vec![first(), marked(), rollback(), failed(4)],
-            4,
-            Values,
-            Some("flux"),
-        ),
-        (
-            vec![first(), marked(), rollback(), failed(4)],
-            2,
-            Values,
-            Some("agent"),
-        ),
-        (
-            vec![
-                first(),
-                marked(),
-                rollback(),
-                of_generation(1, own(4, Status::Deployed, "c")),
-            ],
-            4,
-            Values,
-            Some(names::HUB_MANAGER),
-        ),
+        (retried(), 1, Retry, agent),
+        (retried(), 3, Retry, flux),
+        (rolled_back(), 3, Rollback, agent),
+        (rolled_back_then(failed(4)), 4, Values, flux),
+        (rolled_back_then(failed(4)), 2, Values, agent),
+        (changed, 4, Values, Some(names::HUB_MANAGER)),
         (vec![first(), by_helm(2)], 2, Helm, None),
-        (
-            vec![first(), by_helm(2), own(3, Status::Deployed, "a")],
-            3,
-            Repair,
-            Some("agent"),
-        ),
+        (repaired, 3, Repair, agent),
     ] {
         let actors = Actors {
             spec: manager("kubectl", second),
             request: manager("flux", second),
             program: "agent",
         };
-        let actual = newest_actor(&revisions, "1.0.0", &actors);
-        assert_eq!(
-            actual,
-            (cause, expected.map(str::to_owned)),
-            "{revisions:?}"
-        );
+        let (actual, actor) = newest_actor(&revisions, "1.0.0", &actors);
+        assert_eq!(actual, cause, "{revisions:?}");
+        assert_eq!(actor.as_deref(), expected, "{revisions:?}");
     }
 }
 
