@@ -88,15 +88,11 @@ fn healthy() -> Snapshot {
             let observed = tenant(*tenant_slot, tenant_state, &chart);
             snapshot.home.insert(tenant_slot.name(), observed.clone());
             edge_state.tenants.insert(tenant_slot.name(), observed);
-            let key = (
-                tenant_state.workspace.namespace(*tenant_slot),
-                tenant_slot.release(),
-            );
-            let revisions = vec![
-                revision(1, "superseded", &expected),
-                revision(2, "deployed", &expected),
-            ];
-            edge_state.releases.insert(key.clone(), revisions);
+            let namespace = tenant_state.workspace.namespace(*tenant_slot);
+            let key = (namespace, tenant_slot.release());
+            let numbered = [(1, "superseded"), (2, "deployed")];
+            let revisions = numbered.map(|(number, status)| revision(number, status, &expected));
+            edge_state.releases.insert(key.clone(), revisions.into());
             for kind in Object::ALL {
                 let object = ObjectSeen {
                     uid: "uid".to_owned(),
@@ -129,6 +125,22 @@ fn edge_one(seen: &mut Snapshot) -> (&mut EdgeSeen, ObjectKey) {
 
 fn tenant_one(seen: &mut Snapshot) -> &mut TenantSeen {
     edge_one(seen).0.tenants.get_mut("t-000").unwrap()
+}
+
+fn own_namespace() -> NamespaceSeen {
+    NamespaceSeen {
+        terminating: false,
+        created_by_krypton: true,
+    }
+}
+
+fn set_condition(tenant: &mut TenantSeen, kind: &str, status: &str) {
+    let condition = condition(status);
+    tenant.conditions.insert(kind.to_owned(), condition);
+}
+
+fn home_one(seen: &mut Snapshot) -> &mut TenantSeen {
+    seen.home.get_mut("t-000").unwrap()
 }
 
 fn revisions(seen: &mut Snapshot) -> &mut Vec<RevisionSeen> {
@@ -171,27 +183,16 @@ const VIOLATIONS: &[(&str, BreakPromise)] = &[
         tenant_one(seen).phase = "Error".to_owned();
     }),
     ("the status is correct", |seen| {
-        let ready = condition("Unknown");
-        tenant_one(seen)
-            .conditions
-            .insert("Ready".to_owned(), ready);
+        set_condition(tenant_one(seen), "Ready", "Unknown");
     }),
     ("home's status is correct", |seen| {
         seen.home.remove("t-000");
     }),
     ("home's status is correct", |seen| {
-        let unknown = condition("Unknown");
-        let tenant = seen.home.get_mut("t-000").unwrap();
-        tenant
-            .conditions
-            .insert("ClusterReady/edge-1".to_owned(), unknown);
+        set_condition(home_one(seen), "ClusterReady/edge-1", "Unknown");
     }),
     ("home's status is correct", |seen| {
-        let tenant = seen.home.get_mut("t-000").unwrap();
-        let other = condition("True");
-        tenant
-            .conditions
-            .insert("ClusterReady/edge-2".to_owned(), other);
+        set_condition(home_one(seen), "ClusterReady/edge-2", "True");
     }),
     ("home's status is correct", |seen| {
         let conditions = seen.members.get_mut("edge-2").unwrap();
@@ -253,10 +254,8 @@ const VIOLATIONS: &[(&str, BreakPromise)] = &[
     }),
     ("a deleted Tenant leaves nothing", |seen| {
         let leftover = tenant_one(seen).clone();
-        edge_one(seen)
-            .0
-            .tenants
-            .insert("t-008".to_owned(), leftover);
+        let (edge, _) = edge_one(seen);
+        edge.tenants.insert("t-008".to_owned(), leftover);
     }),
     ("a deleted Tenant leaves nothing", |seen| {
         let leftover = seen.home["t-000"].clone();
@@ -273,20 +272,12 @@ const VIOLATIONS: &[(&str, BreakPromise)] = &[
             ..ObjectSeen::default()
         };
         let key = ("theirs-0".to_owned(), Tenant(8).release());
-        edge_one(seen)
-            .0
-            .objects
-            .insert((Object::ConfigMap, key), leftover);
+        let (edge, _) = edge_one(seen);
+        edge.objects.insert((Object::ConfigMap, key), leftover);
     }),
     ("a deleted Tenant leaves nothing", |seen| {
-        let namespace = NamespaceSeen {
-            terminating: false,
-            created_by_krypton: true,
-        };
-        edge_one(seen)
-            .0
-            .namespaces
-            .insert("t-008-ws".to_owned(), namespace);
+        let namespaces = &mut edge_one(seen).0.namespaces;
+        namespaces.insert("t-008-ws".to_owned(), own_namespace());
     }),
     ("a deleted Tenant leaves nothing", |seen| {
         let (edge, _) = edge_one(seen);
@@ -307,14 +298,9 @@ fn each_violation_breaks_its_promise() {
         let mut seen = healthy();
         break_promise(&mut seen);
         let violations = find_violations(&expected(), &seen);
-        let promises: Vec<_> = violations
-            .iter()
-            .map(|violation| violation.promise)
-            .collect();
-        assert!(
-            promises.contains(promise),
-            "row {number}: {promise}: {violations:#?}"
-        );
+        let mut promises = violations.iter().map(|violation| violation.promise);
+        let is_found = promises.any(|found| found == *promise);
+        assert!(is_found, "row {number}: {promise}: {violations:#?}");
     }
 }
 
@@ -322,13 +308,10 @@ fn each_violation_breaks_its_promise() {
 fn namespace_with_foreign_objects_stays() {
     for foreign_release in [true, false] {
         let mut seen = healthy();
-        let namespace = NamespaceSeen {
-            terminating: false,
-            created_by_krypton: true,
-        };
         let foreign = revisions(&mut seen).clone();
         let edge = edge_one(&mut seen).0;
-        edge.namespaces.insert("t-008-ws".to_owned(), namespace);
+        edge.namespaces
+            .insert("t-008-ws".to_owned(), own_namespace());
         if foreign_release {
             let key = ("t-008-ws".to_owned(), "foreign-3".to_owned());
             edge.releases.insert(key, foreign);
@@ -336,11 +319,8 @@ fn namespace_with_foreign_objects_stays() {
             let foreign = "ConfigMap t-008-ws/foreign-1".to_owned();
             edge.foreign.insert(foreign, "{}".to_owned());
         }
-        assert_eq!(
-            find_violations(&expected(), &seen),
-            [],
-            "release: {foreign_release}"
-        );
+        let violations = find_violations(&expected(), &seen);
+        assert_eq!(violations, [], "release: {foreign_release}");
     }
 }
 
