@@ -30,17 +30,28 @@ fn credentials(data: &[(&str, &str)]) -> CurrentCredentials {
     Ok(Arc::new(Credentials::from_secret(&secret).unwrap()))
 }
 
+fn site_with_login() -> StubSite {
+    StubSite {
+        requires_login: true,
+        ..StubSite::default()
+    }
+}
+
+fn site_with_tag() -> StubSite {
+    StubSite {
+        tag: Some("\"one\""),
+        ..StubSite::default()
+    }
+}
+
 const LOGIN: [(&str, &str); 2] = [("username", "me"), ("password", "hunter2")];
 const LOGIN_HEADER: &str = "Basic bWU6aHVudGVyMg==";
 
 #[tokio::test]
 async fn unchanged_index_is_not_downloaded_again() {
-    let site = StubSite {
-        tag: Some("\"one\""),
-        ..StubSite::default()
-    }
-    .with("/index.yaml", index("1.0.0", "a.tgz"))
-    .with("/a.tgz", small("1.0.0"));
+    let site = site_with_tag()
+        .with("/index.yaml", index("1.0.0", "a.tgz"))
+        .with("/a.tgz", small("1.0.0"));
     let url = site.clone().start().await;
     let (_dir, cache) = cache();
     assert_eq!(cache.resolve(&chart(&url, "^1")).await.unwrap(), "1.0.0");
@@ -52,11 +63,8 @@ async fn unchanged_index_is_not_downloaded_again() {
     // A damaged cached index is downloaded again.
     let index_files = std::fs::read_dir(&cache.dir).unwrap();
     let index_files = index_files.map(|entry| entry.unwrap().path());
-    let index_files = index_files.filter(|path| {
-        path.extension()
-            .is_some_and(|extension| extension == "yaml")
-    });
-    let index_files: Vec<_> = index_files.collect();
+    let is_index = |path: &PathBuf| path.extension().is_some_and(|found| found == "yaml");
+    let index_files: Vec<_> = index_files.filter(is_index).collect();
     assert_eq!(index_files.len(), 1);
     std::fs::write(&index_files[0], "rubbish").unwrap();
     assert_eq!(cache.resolve(&chart(&url, "^1")).await.unwrap(), "1.1.0");
@@ -66,14 +74,8 @@ async fn unchanged_index_is_not_downloaded_again() {
 async fn indexes_of_replaced_repositories_are_deleted() {
     let (_dir, cache) = cache();
     for _ in 0..8 {
-        let site = StubSite {
-            tag: Some("\"one\""),
-            ..StubSite::default()
-        };
-        let url = site
-            .with("/index.yaml", index("1.0.0", "a.tgz"))
-            .start()
-            .await;
+        let site = site_with_tag().with("/index.yaml", index("1.0.0", "a.tgz"));
+        let url = site.start().await;
         cache.resolve(&chart(&url, "*")).await.unwrap();
     }
     assert_eq!(std::fs::read_dir(&cache.dir).unwrap().count(), 4);
@@ -107,10 +109,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
         .with("/a.tgz", small("1.0.0"))
         .with("/c.tgz", small("1.2.0"));
     let other = elsewhere.clone().start().await;
-    let site = StubSite {
-        requires_login: true,
-        ..StubSite::default()
-    };
+    let site = site_with_login();
     let url = site.clone().start().await;
     let (_dir, cache) = cache();
     let (sender, current) = watch::channel(Err("they have not been read yet".into()));
@@ -139,17 +138,14 @@ async fn credentials_are_sent_only_to_chart_repository() {
         let cache = &cache;
         cache.entries.lock().unwrap().clear();
         cache.fetch(&chart(&url, "1.0.0")).await.unwrap();
-        assert!(
-            site.take_requests()
-                .iter()
-                .all(|(_, header)| header == LOGIN_HEADER)
-        );
+        for (_, header) in site.take_requests() {
+            assert_eq!(header, LOGIN_HEADER);
+        }
         let others = elsewhere.take_requests();
         assert_eq!(others.len(), usize::from(is_elsewhere), "{others:?}");
-        assert!(
-            others.iter().all(|(_, header)| header.is_empty()),
-            "{others:?}"
-        );
+        for (_, header) in others {
+            assert_eq!(header, "");
+        }
     }
 
     // Another host redirects back to the own host: the credentials are not sent again.
@@ -166,12 +162,9 @@ async fn credentials_are_sent_only_to_chart_repository() {
 
 #[tokio::test]
 async fn new_credentials_are_tried_immediately() {
-    let site = StubSite {
-        requires_login: true,
-        ..StubSite::default()
-    }
-    .with("/index.yaml", index("1.0.0", "a.tgz"))
-    .with("/a.tgz", small("1.0.0"));
+    let site = site_with_login()
+        .with("/index.yaml", index("1.0.0", "a.tgz"))
+        .with("/a.tgz", small("1.0.0"));
     let url = site.start().await;
     let (_dir, cache) = cache();
     let (sender, current) = watch::channel(Err("there is no such Secret".into()));
@@ -311,10 +304,7 @@ async fn configured_source_is_the_only_one() {
         (ChartSource::Auto, true, 1),
         (ChartSource::Hub, true, 1),
     ] {
-        let site = StubSite {
-            requires_login: true,
-            ..StubSite::default()
-        };
+        let site = site_with_login();
         let url = site.clone().start().await;
         let hub = Arc::new(StubFallback {
             chart: Some(("small", "1.0.0")),

@@ -44,19 +44,13 @@ async fn fetched_chart_is_verified_and_cached_by_digest() {
     let repository = Repository::with_versions(&["1.0.0", "1.1.0"]).await;
     let (_dir, cache) = cache();
     let fetched = cache.fetch(&repository.chart("1.0.0")).await.unwrap();
-    assert_eq!(
-        (fetched.name.as_str(), fetched.version.as_str()),
-        ("small", "1.0.0")
-    );
+    assert_eq!(fetched.name, "small");
+    assert_eq!(fetched.version, "1.0.0");
     assert_eq!(std::fs::read(&fetched.path).unwrap(), small("1.0.0"));
-    assert_eq!(
-        fetched.path.file_name().unwrap().to_str().unwrap(),
-        format!("{}.tgz", fetched.sha256)
-    );
-    assert_eq!(
-        cache.fetch(&repository.chart("1.0.0")).await.unwrap(),
-        fetched
-    );
+    let file_name = format!("{}.tgz", fetched.sha256);
+    assert_eq!(fetched.path.file_name().unwrap(), &*file_name);
+    let again = cache.fetch(&repository.chart("1.0.0")).await.unwrap();
+    assert_eq!(again, fetched);
     assert_eq!(repository.site.all_hits(), 2);
 }
 
@@ -131,15 +125,15 @@ async fn invalid_version_is_rejected_and_range_not_fetched() {
     // The error reports the cause.
     let error = cache.fetch(&repository.chart("=9.9.9")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
-    assert_eq!(
-        repository.site.all_hits(),
-        repository.site.hits("/index.yaml")
-    );
+    let site = &repository.site;
+    assert_eq!(site.all_hits(), site.hits("/index.yaml"));
 }
 
 #[tokio::test]
 async fn broken_repository_answer_is_rejected_with_reason() {
+    use StubResponse::{DeclaresLength, Redirect, Status};
     let (_dir, cache) = cache();
+    let body = |content: Vec<u8>| StubResponse::Body(content.into());
     let html = || StubResponse::Body("<!doctype html><title>Hello</title>".into());
     let other = packed(&[chart_yaml("other", "1.0.0")]);
     let newer = small("1.0.1");
@@ -150,51 +144,21 @@ async fn broken_repository_answer_is_rejected_with_reason() {
     ]);
     // The entry has no digest, so the check of the archive reports the error.
     let index = "entries: {small: [{version: 1.0.0, urls: [small-1.0.0.tgz]}]}";
+    let (of_index, of_chart) = ("/index.yaml", "/small-1.0.0.tgz");
+    let redirect = Redirect(of_index.to_owned());
     let cases: Vec<(&str, StubResponse, &str)> = vec![
-        ("/index.yaml", html(), "not the index"),
-        ("/index.yaml", StubResponse::Status(404), "returned 404"),
-        ("/index.yaml", StubResponse::Status(503), "returned 503"),
-        (
-            "/index.yaml",
-            StubResponse::Redirect("/index.yaml".to_owned()),
-            "more than 5 redirects",
-        ),
-        (
-            "/index.yaml",
-            StubResponse::DeclaresLength(200 << 20),
-            "larger than 50 MiB",
-        ),
-        (
-            "/small-1.0.0.tgz",
-            StubResponse::Status(404),
-            "downloading the chart returned 404",
-        ),
-        (
-            "/small-1.0.0.tgz",
-            StubResponse::DeclaresLength(11 << 20),
-            "larger than 10 MiB",
-        ),
-        ("/small-1.0.0.tgz", html(), "not a gzip"),
-        (
-            "/small-1.0.0.tgz",
-            StubResponse::Body(other.into()),
-            "holds chart other 1.0.0",
-        ),
-        (
-            "/small-1.0.0.tgz",
-            StubResponse::Body(newer.into()),
-            "holds chart small 1.0.1",
-        ),
-        (
-            "/small-1.0.0.tgz",
-            StubResponse::Body(traversal.into()),
-            "leaves the chart's folder",
-        ),
-        (
-            "/small-1.0.0.tgz",
-            StubResponse::Body(link.into()),
-            "neither a file nor a folder",
-        ),
+        (of_index, html(), "not the index"),
+        (of_index, Status(404), "returned 404"),
+        (of_index, Status(503), "returned 503"),
+        (of_index, redirect, "more than 5 redirects"),
+        (of_index, DeclaresLength(200 << 20), "larger than 50 MiB"),
+        (of_chart, Status(404), "downloading the chart returned 404"),
+        (of_chart, DeclaresLength(11 << 20), "larger than 10 MiB"),
+        (of_chart, html(), "not a gzip"),
+        (of_chart, body(other), "holds chart other 1.0.0"),
+        (of_chart, body(newer), "holds chart small 1.0.1"),
+        (of_chart, body(traversal), "leaves the chart's folder"),
+        (of_chart, body(link), "neither a file nor a folder"),
     ];
     for (path, response, reason) in cases {
         let repository = Repository::with_versions(&["1.0.0"]).await;
@@ -202,11 +166,10 @@ async fn broken_repository_answer_is_rejected_with_reason() {
         repository.site.respond(path, response);
         let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
         let text = chain(&error);
-        assert!(text.contains(reason), "{path}: {text}");
-        assert!(
-            text.contains("chart small, version 1.0.0, of http://127.0.0.1"),
-            "{text}"
-        );
+        let chart = "chart small, version 1.0.0, of http://127.0.0.1";
+        for expected in [reason, chart] {
+            assert!(text.contains(expected), "{path}: {text}");
+        }
         assert_eq!(error.fault(), ChartFault::NotLoaded);
     }
     let remaining = std::fs::read_dir(&cache.dir).unwrap().count();
@@ -296,37 +259,22 @@ async fn unreachable_repository_error_hides_password() {
     let chart = chart(&format!("http://me:hunter2@{address}"), "1.0.0");
     let error = cache.fetch(&chart).await.unwrap_err();
     let text = chain(&error);
-    assert!(
-        text.starts_with("chart not loaded; repo unreachable?"),
-        "{text}"
-    );
-    assert!(
-        !text.contains("hunter2") && !format!("{error:?}{chart:?}").contains("hunter2"),
-        "{error:?}"
-    );
+    let start = "chart not loaded; repo unreachable?";
+    assert!(text.starts_with(start), "{text}");
+    let all = format!("{text}{error:?}{chart:?}");
+    assert!(!all.contains("hunter2"), "{all}");
 }
 
 #[tokio::test]
 async fn other_addresses_are_refused_with_the_remedy() {
     let (_dir, cache) = cache();
+    let (case, scheme) = ("in lower case", "must be an http(s) or oci URL");
     for (repo, name, reason) in [
-        (
-            "oci://registry.example.org/Charts",
-            "small",
-            "in lower case",
-        ),
-        ("", "oci://registry.example.org", "in lower case"),
-        (
-            "file:///srv/charts",
-            "small",
-            "must be an http(s) or oci URL",
-        ),
-        (
-            "charts.example.org",
-            "small",
-            "must be an http(s) or oci URL",
-        ),
-        ("", "small", "must be an http(s) or oci URL"),
+        ("oci://registry.example.org/Charts", "small", case),
+        ("", "oci://registry.example.org", case),
+        ("file:///srv/charts", "small", scheme),
+        ("charts.example.org", "small", scheme),
+        ("", "small", scheme),
     ] {
         let chart = ChartRef {
             name: name.to_owned(),
@@ -348,10 +296,8 @@ async fn a_local_chart_is_checked_like_any_other() {
     };
     for version in ["", "1.0.0", "v1.0.0"] {
         let fetched = cache.fetch(&chart(version)).await.unwrap();
-        assert_eq!(
-            (fetched.name.as_str(), fetched.version.as_str()),
-            ("small", "1.0.0")
-        );
+        assert_eq!(fetched.name, "small");
+        assert_eq!(fetched.version, "1.0.0");
     }
     let error = cache.fetch(&chart("1.0.1")).await.unwrap_err();
     assert_eq!(error.fault(), ChartFault::VersionNotFound);
@@ -383,6 +329,7 @@ async fn fallback_is_used_only_when_repository_is_unavailable() {
         ..available.clone()
     };
     let (good, none) = (Some(("small", "1.0.0")), None);
+    let (large, newer) = (Some(("large", "1.0.0")), Some(("small", "2.0.0")));
     for (chart, fallback_chart, calls, expected) in [
         (&available, good, 0, "1.0.0"),
         (&unlisted, good, 0, "no such chart"),
@@ -391,28 +338,16 @@ async fn fallback_is_used_only_when_repository_is_unavailable() {
         (&missing_file, good, 1, "1.0.0"),
         (&not_found, good, 1, "1.0.0"),
         (&unreachable, none, 1, "repo unreachable?"),
-        (
-            &unreachable,
-            Some(("large", "1.0.0")),
-            1,
-            "holds chart large",
-        ),
-        (
-            &unreachable,
-            Some(("small", "2.0.0")),
-            1,
-            "newest stable version is 2.0.0",
-        ),
+        (&unreachable, large, 1, "holds chart large"),
+        (&unreachable, newer, 1, "newest stable version is 2.0.0"),
     ] {
         let fallback = Arc::new(StubFallback {
             chart: fallback_chart,
             ..StubFallback::default()
         });
         let (_dir, cache) = cache();
-        let cache = cache.with_fallback(
-            Arc::clone(&fallback) as Arc<dyn Fallback>,
-            ChartSource::Auto,
-        );
+        let shared = Arc::clone(&fallback) as Arc<dyn Fallback>;
+        let cache = cache.with_fallback(shared, ChartSource::Auto);
         let outcome = match cache.fetch(chart).await {
             Ok(fetched) => fetched.version,
             Err(error) => error.to_string(),
@@ -427,11 +362,8 @@ fn unusable_cache_folder_is_named_and_leftovers_removed() {
     let (dir, _) = cache();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let error = ChartCache::new(file.clone()).unwrap_err();
-    assert!(
-        error.to_string().contains(file.to_str().unwrap()),
-        "{error}"
-    );
+    let error = ChartCache::new(file.clone()).unwrap_err().to_string();
+    assert!(error.contains(file.to_str().unwrap()), "{error}");
 
     let folder = dir.path().join("charts");
     let leftover = folder.join(format!("{PARTIAL}old"));
