@@ -1,6 +1,6 @@
 //! Performs user actions on Tenants and other objects directly on the API servers, with retries.
 
-use std::{collections::BTreeMap, io::Write, time::Duration};
+use std::{io::Write, time::Duration};
 
 use krypton_crds::tenant::Tenant as TenantObject;
 use krypton_reconciler::backup::RECORD_LABEL;
@@ -76,16 +76,11 @@ impl UserActions<'_> {
         let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
         let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
         let crd = crds.get(TenantObject::crd_name()).await?;
-        ensure!(
-            crd.metadata.deletion_timestamp.is_none(),
-            "the CRD is being deleted"
-        );
+        let is_deleted = crd.metadata.deletion_timestamp.is_some();
+        ensure!(!is_deleted, "the CRD is being deleted");
         let records = ListParams::default().labels(RECORD_LABEL);
-        let backups = secrets.list_metadata(&records).await?;
-        ensure!(
-            backups.items.is_empty(),
-            "not all Tenants are restored with their CRD"
-        );
+        let backups = secrets.list_metadata(&records).await?.items;
+        ensure!(backups.is_empty(), "not all Tenants are restored");
         Ok(())
     }
 
@@ -181,11 +176,8 @@ impl UserActions<'_> {
     pub(crate) async fn delete_release(&self, tenant: Tenant, all: bool) -> Result<()> {
         self.retry_with_revisions(tenant, async |secrets, api| {
             let params = DeleteParams::default();
-            for secret in secrets
-                .iter()
-                .rev()
-                .take(if all { secrets.len() } else { 1 })
-            {
+            let count = if all { secrets.len() } else { 1 };
+            for secret in secrets.iter().rev().take(count) {
                 api.delete(&secret.name_any(), &params).await?;
             }
             Ok(())
@@ -215,13 +207,9 @@ impl UserActions<'_> {
             let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
             gzip.write_all(release.to_string().as_bytes())?;
             let encoded = BASE64_STANDARD.encode(gzip.finish()?).into_bytes();
-            newest.data = Some(BTreeMap::from([(
-                "release".to_owned(),
-                ByteString(encoded),
-            )]));
-            newest
-                .labels_mut()
-                .insert("status".to_owned(), mark.0.to_owned());
+            newest.data = Some([("release".to_owned(), ByteString(encoded))].into());
+            let status = ("status".to_owned(), mark.0.to_owned());
+            newest.labels_mut().extend([status]);
             api.replace(&newest.name_any(), &PostParams::default(), &newest)
                 .await?;
             Ok(())
@@ -229,43 +217,38 @@ impl UserActions<'_> {
         .await
     }
 
+    fn namespace_of(&self, tenant: Tenant) -> Result<String> {
+        let tenant_state = self.expected_state.expected_tenant(tenant);
+        let tenant_state = tenant_state.context("not a Tenant")?;
+        Ok(tenant_state.workspace.namespace(tenant))
+    }
+
     async fn retry_with_revisions(
         &self,
         tenant: Tenant,
         mut action: impl AsyncFnMut(&[Secret], &Api<Secret>) -> Result<()>,
     ) -> Result<()> {
-        let tenant_state = self
-            .expected_state
-            .expected_tenant(tenant)
-            .context("not a Tenant")?;
-        let namespace = tenant_state.workspace.namespace(tenant);
+        let namespace = self.namespace_of(tenant)?;
         let api: Api<Secret> = Api::namespaced(self.site.client.clone(), &namespace);
         let release = tenant.release();
         let params = ListParams::default().labels(&format!("owner=helm,name={release}"));
-        eventually_within(
-            &format!("revisions of {release}"),
-            RELEASE_DEADLINE,
-            async || {
-                let mut secrets = api.list(&params).await?.items;
-                let number = |secret: &Secret| -> u32 {
-                    let label = secret.labels().get("version");
-                    label.and_then(|text| text.parse().ok()).unwrap_or_default()
-                };
-                ensure!(!secrets.is_empty(), "there are no revisions");
-                secrets.sort_by_key(number);
-                action(&secrets, &api).await.map(Some)
-            },
-        )
+        let what = format!("revisions of {release}");
+        eventually_within(&what, RELEASE_DEADLINE, async || {
+            let mut secrets = api.list(&params).await?.items;
+            let number = |secret: &Secret| -> u32 {
+                let label = secret.labels().get("version");
+                label.and_then(|text| text.parse().ok()).unwrap_or_default()
+            };
+            ensure!(!secrets.is_empty(), "there are no revisions");
+            secrets.sort_by_key(number);
+            action(&secrets, &api).await.map(Some)
+        })
         .await
     }
 
     /// Creates a foreign ConfigMap in the workspace.
     pub(crate) async fn create_foreign_object(&self, tenant: Tenant, number: u32) -> Result<()> {
-        let tenant_state = self
-            .expected_state
-            .expected_tenant(tenant)
-            .context("not a Tenant")?;
-        let namespace = tenant_state.workspace.namespace(tenant);
+        let namespace = self.namespace_of(tenant)?;
         let api: Api<ConfigMap> = Api::namespaced(self.site.client.clone(), &namespace);
         let name = format!("foreign-{number}");
         let map = json!({"metadata": {"name": name}, "data": {"whose": "not Krypton's"}});
@@ -286,29 +269,16 @@ impl UserActions<'_> {
 
     /// Installs a foreign release in the workspace.
     pub(crate) async fn install_foreign_release(&self, tenant: Tenant, number: u32) -> Result<()> {
-        let tenant_state = self
-            .expected_state
-            .expected_tenant(tenant)
-            .context("not a Tenant")?;
-        let namespace = tenant_state.workspace.namespace(tenant);
+        let namespace = self.namespace_of(tenant)?;
         let name = format!("foreign-{number}");
         let cluster = &self.site.cluster;
         eventually(&format!("{name} to be installed"), async || {
-            let namespace_args = ["--namespace", &namespace];
-            let install = [
-                "upgrade",
-                "--install",
-                &name,
-                SMALL_CHART,
-                "--set",
-                "replicaCount=0",
-            ];
-            let installed = cluster
-                .helm(install.into_iter().chain(namespace_args))
-                .await;
+            let install = ["upgrade", "--install", &name, SMALL_CHART, "-n", &namespace];
+            let values = ["--set", "replicaCount=0"];
+            let installed = cluster.helm(install.into_iter().chain(values)).await;
             if let Err(error) = installed {
-                let undo = ["uninstall", &name, "--ignore-not-found"];
-                drop(cluster.helm(undo.into_iter().chain(namespace_args)).await);
+                let undo = ["uninstall", &name, "--ignore-not-found", "-n", &namespace];
+                drop(cluster.helm(undo).await);
                 return Err(error);
             }
             Ok(Some(()))
@@ -325,10 +295,9 @@ impl UserActions<'_> {
         .await?;
         let edge = self.site.edge;
         self.expected_state.update(|expected| {
-            let foreign_objects = foreign
-                .into_iter()
-                .map(|(what, content)| ((edge, what), content));
-            expected.foreign.extend(foreign_objects);
+            let foreign = foreign.into_iter();
+            let keyed = foreign.map(|(what, content)| ((edge, what), content));
+            expected.foreign.extend(keyed);
         });
         Ok(())
     }
@@ -336,31 +305,25 @@ impl UserActions<'_> {
     /// Edits an object of the chart, or deletes it.
     pub(crate) async fn drift(&self, tenant: Tenant, object: Object, gone: bool) -> Result<()> {
         let client = self.site.client.clone();
-        let tenant_state = self
-            .expected_state
-            .expected_tenant(tenant)
-            .context("not a Tenant")?;
-        let namespace = tenant_state.workspace.namespace(tenant);
+        let namespace = self.namespace_of(tenant)?;
+        let name = tenant.release();
         match object {
             Object::ConfigMap => {
                 let api: Api<ConfigMap> = Api::namespaced(client, &namespace);
                 let edit = json!({"data": {"message": "drifted"}});
-                self.edit_or_delete(&api, &tenant.release(), edit, gone)
-                    .await
+                self.edit_or_delete(&api, &name, edit, gone).await
             }
             Object::Service => {
                 let api: Api<Service> = Api::namespaced(client, &namespace);
                 // Helm can't correct an additional port of the same name.
                 let port = json!({"name": "http", "port": 80, "targetPort": 81});
                 let edit = json!({"spec": {"ports": [port]}});
-                self.edit_or_delete(&api, &tenant.release(), edit, gone)
-                    .await
+                self.edit_or_delete(&api, &name, edit, gone).await
             }
             Object::Deployment => {
                 let api: Api<Deployment> = Api::namespaced(client, &namespace);
                 let edit = json!({"spec": {"replicas": 2}});
-                self.edit_or_delete(&api, &tenant.release(), edit, gone)
-                    .await
+                self.edit_or_delete(&api, &name, edit, gone).await
             }
         }
     }
@@ -375,28 +338,23 @@ impl UserActions<'_> {
     where
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
-        eventually_within(
-            &format!("{name} to be changed"),
-            RELEASE_DEADLINE,
-            async || {
-                if !delete {
-                    let params = PatchParams::default();
-                    api.patch(name, &params, &Patch::Merge(&edit)).await?;
-                    return Ok(Some(()));
-                }
-                let uid = api.get(name).await?.uid().unwrap_or_default();
-                self.expected_state.allow_deletion(&uid);
-                let params = DeleteParams {
-                    preconditions: Some(Preconditions {
-                        uid: Some(uid),
-                        resource_version: None,
-                    }),
-                    ..DeleteParams::default()
-                };
-                api.delete(name, &params).await?;
-                Ok(Some(()))
-            },
-        )
+        let what = format!("{name} to be changed");
+        eventually_within(&what, RELEASE_DEADLINE, async || {
+            if !delete {
+                let params = PatchParams::default();
+                api.patch(name, &params, &Patch::Merge(&edit)).await?;
+                return Ok(Some(()));
+            }
+            let uid = api.get(name).await?.uid().unwrap_or_default();
+            self.expected_state.allow_deletion(&uid);
+            let preconditions = Preconditions {
+                uid: Some(uid),
+                resource_version: None,
+            };
+            let params = DeleteParams::default().preconditions(preconditions);
+            api.delete(name, &params).await?;
+            Ok(Some(()))
+        })
         .await
     }
 
