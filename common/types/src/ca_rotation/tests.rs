@@ -114,22 +114,18 @@ fn connected_agent_is_awaited_after_clock_jump() {
 #[test]
 fn excluded_or_agentless_member_is_not_awaited() {
     type Change = fn(&mut EdgeCluster);
+    let expire: Change = |m| m.status.as_mut().unwrap().certificate_expiry = Some(Time(now()));
+    let leave_only_source: Change = |m| (m.status, m.spec.source_ref) = (None, Some(source()));
     let cases: [(Change, bool); 8] = [
         (|_| (), true),
         (|m| m.spec.banned = true, false),
         (|m| m.metadata.deletion_timestamp = Some(Time(now())), false),
         (|m| m.metadata.name = Some(SELF_CLUSTER.to_owned()), false),
-        (
-            |m| m.status.as_mut().unwrap().certificate_expiry = Some(Time(now())),
-            false,
-        ),
+        (expire, false),
         // The agent has enrolled and not connected since: only its EdgeCluster exists.
         (|m| m.status = None, true),
         // A member through a kubeconfig that never had an agent.
-        (
-            |m| (m.status, m.spec.source_ref) = (None, Some(source())),
-            false,
-        ),
+        (leave_only_source, false),
         // A member through both a kubeconfig and an agent.
         (|m| m.spec.source_ref = Some(source()), true),
     ];
@@ -150,42 +146,28 @@ fn enrolled_unseen_agent_is_awaited_until_expiry() {
         trusted: vec![old(), new()],
         issuer: Some(issuer),
     };
-    let in_both_phases = |reason| [Some(reason); 2];
-    for (enrolled, seen, roots, expected) in [
+    let in_both = [Some(NotConnected); 2];
+    let not_renewed = [None, Some(NotRenewed)];
+    for (enrolled, seen, issuer, expected) in [
         // With a kubeconfig only.
         (None, None, None, [None; 2]),
-        (Some(90), None, None, in_both_phases(NotConnected)),
+        (Some(90), None, None, in_both),
         // A report of a previous agent does not count.
-        (
-            Some(90),
-            Some(60),
-            Some(roots(new())),
-            in_both_phases(NotConnected),
-        ),
-        (
-            Some(90),
-            Some(-5),
-            Some(roots(new())),
-            in_both_phases(NotConnected),
-        ),
+        (Some(90), Some(60), Some(new()), in_both),
+        (Some(90), Some(-5), Some(new()), in_both),
         // The agent has connected and renewed since.
-        (
-            Some(90),
-            Some(90),
-            Some(roots(old())),
-            [None, Some(NotRenewed)],
-        ),
-        (Some(60), Some(90), Some(roots(new())), [None; 2]),
+        (Some(90), Some(90), Some(old()), not_renewed),
+        (Some(60), Some(90), Some(new()), [None; 2]),
         // The hub would no longer admit it.
         (Some(-5), None, None, [None; 2]),
-        (Some(-5), Some(-9), Some(roots(old())), [None; 2]),
+        (Some(-5), Some(-9), Some(old()), [None; 2]),
     ] {
         let mut member = EdgeCluster::new("a", EdgeClusterSpec::default());
         member.spec.source_ref = Some(source());
         member.status = Some(EdgeClusterStatus {
             certificate_expiry: seen.map(at),
             pending_certificate_expiry: enrolled.map(at),
-            trusted_roots: roots,
+            trusted_roots: issuer.map(roots),
             ..EdgeClusterStatus::default()
         });
         let reasons = [RotationPhase::Announced, RotationPhase::Switched]
@@ -229,28 +211,18 @@ fn step_waits_for_all_members_and_pause() {
     };
     let (ready, renewed) = ([ready("a"), renewed("b")], [renewed("a"), renewed("b")]);
     assert_eq!(step(Steady, &ready, &idle, true), RotationStep::Rest);
-    assert_eq!(
-        step(Steady, &ready, &requested, false),
-        RotationStep::Announce
-    );
+    let announced = step(Steady, &ready, &requested, false);
+    assert_eq!(announced, RotationStep::Announce);
+    let (switch, finish) = (RotationStep::Switch(vec![]), RotationStep::Finish(vec![]));
     // A second request during a rotation has no effect.
     for request in [&idle, &requested] {
         assert_eq!(step(Announced, &ready, request, false), RotationStep::Rest);
-        assert_eq!(
-            step(Announced, &ready, request, true),
-            RotationStep::Switch(vec![])
-        );
+        assert_eq!(step(Announced, &ready, request, true), switch);
         assert_eq!(step(Switched, &renewed, request, false), RotationStep::Rest);
-        assert_eq!(
-            step(Switched, &renewed, request, true),
-            RotationStep::Finish(vec![])
-        );
+        assert_eq!(step(Switched, &renewed, request, true), finish);
     }
     // A fleet without members rotates too.
-    assert_eq!(
-        step(Announced, &[], &idle, true),
-        RotationStep::Switch(vec![])
-    );
+    assert_eq!(step(Announced, &[], &idle, true), switch);
 
     let mixed = [untrusting("c"), ready[0].clone(), untrusting("b")];
     for (phase, members, expected) in [
@@ -284,10 +256,8 @@ fn named_member_is_not_awaited_in_that_phase() {
     );
     // The agent has returned in time, and gets time to renew.
     let returned = [ready("a")];
-    assert!(matches!(
-        step(Switched, &returned, &named_before, true),
-        RotationStep::Wait(_)
-    ));
+    let waiting = step(Switched, &returned, &named_before, true);
+    assert!(matches!(waiting, RotationStep::Wait(_)), "{waiting:?}");
     let named_later = lock_out(new(), &[], &["a"]);
     assert!(
         matches!(step(Switched, &returned, &named_later, true), RotationStep::Finish(out) if names(&out) == ["a"])
@@ -298,13 +268,8 @@ fn named_member_is_not_awaited_in_that_phase() {
         lock_out(new(), &["b"], &["b"]),
         lock_out(new(), &[], &["a"]),
     ] {
-        assert!(
-            matches!(
-                step(Announced, &members, &request, true),
-                RotationStep::Wait(_)
-            ),
-            "{request:?}"
-        );
+        let waiting = step(Announced, &members, &request, true);
+        assert!(matches!(waiting, RotationStep::Wait(_)), "{request:?}");
     }
 }
 
