@@ -49,12 +49,8 @@ fn holder_renewed_at(renewed: u64) -> LeaseStateMachine {
         spec: Some(spec),
         ..Lease::default()
     };
-    machine.handle_response(
-        HOLD,
-        LeaseResponse::Written(Box::new(written)),
-        times,
-        wall(0),
-    );
+    let written = LeaseResponse::Written(Box::new(written));
+    machine.handle_response(HOLD, written, times, wall(0));
     assert_eq!(machine.state().renewed, Some(at(renewed)));
     machine
 }
@@ -75,14 +71,10 @@ fn silent_holder_is_replaced_after_locally_measured_duration() {
     // The holder's clock may be minutes ahead or behind.
     for renewed in [-600, 0, 600] {
         let mut machine = LeaseStateMachine::new("me".to_owned(), LeaseTimes::MEMBER);
-        assert_eq!(
-            round(&mut machine, read_response("other", renewed), 100),
-            None
-        );
-        assert_eq!(
-            round(&mut machine, read_response("other", renewed), 159),
-            None
-        );
+        for second in [100, 159] {
+            let next = round(&mut machine, read_response("other", renewed), second);
+            assert_eq!(next, None, "second {second}");
+        }
         assert_eq!(machine.pause(HOLD, at(159)), Duration::from_secs(1));
         let next = round(&mut machine, read_response("other", renewed), 160);
         assert!(matches!(next, Some(LeaseRequest::Replace(_))), "{next:?}");
@@ -136,11 +128,8 @@ fn lease_of_previous_process_is_acquired_immediately() {
         (me, "agent/a/1"),
         ("agent/a/2", previous),
     ] {
-        assert_eq!(
-            round(&mut machine_of(me), read_response(holder, 5), 1),
-            None,
-            "{me} {holder}"
-        );
+        let next = round(&mut machine_of(me), read_response(holder, 5), 1);
+        assert_eq!(next, None, "{me} {holder}");
     }
 }
 
@@ -174,10 +163,8 @@ fn conflicting_write_does_not_end_lease_term() {
     assert!(matches!(next, Some(LeaseRequest::Replace(_))), "{next:?}");
     // After a second conflict, the process retries soon while the last renewal is valid.
     let next = machine.handle_response(HOLD, LeaseResponse::Conflict, times, wall(0));
-    assert_eq!(
-        (next, machine.pause(HOLD, at(25))),
-        (None, LeaseTimes::MEMBER.retry)
-    );
+    assert_eq!(next, None);
+    assert_eq!(machine.pause(HOLD, at(25)), LeaseTimes::MEMBER.retry);
     assert_eq!(machine.state().renewed, Some(at(10)));
     assert_eq!(round(&mut machine, read_response("other", 26), 28), None);
     assert_eq!(machine.state().renewed, None);
