@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 dependencies() {
   cargo tree --locked "$@" --edges normal,build,dev --prefix none --format '{p} {f}' | sed 's/ (\*)$//' | grep -v " ($PWD" | sort -u
 }
-key=$({ rustc -Vv && cat .cargo/config.toml && sed -n '/^\[profile/,$p' Cargo.toml &&
+key=$({ rustc -Vv && cat .cargo/config.toml && sed -n '/^\[profile/,$p' Cargo.toml | grep -v '^krypton-' &&
   dependencies --workspace --features simulation,krypton-fuzz/libfuzzer; } | sha256sum | cut -c1-12)
 caches=${XDG_CACHE_HOME:-$HOME/.cache}/krypton/dependencies
 cache=$caches/$key
