@@ -457,6 +457,7 @@ impl RawSession {
 }
 
 /// Asserts the code of a status, and that its message contains this text.
+#[track_caller]
 fn check_status(status: &Status, code: Code, expected: &str) {
     assert_eq!(status.code(), code, "{status:?}");
     assert!(status.message().contains(expected), "{status:?}");

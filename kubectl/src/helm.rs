@@ -109,18 +109,33 @@ impl ChartValues {
             return true;
         }
         let values = self.values.iter().flat_map(|arg| assignments(arg));
-        if let Some((_, value)) = values.filter(|(name, _)| *name == key).last() {
-            return !value.eq_ignore_ascii_case("null");
+        let concerns =
+            |name: &str, value: &str| name == key || is_null(value) && is_parent(name, key);
+        if let Some((_, value)) = values.filter(|(name, value)| concerns(name, value)).last() {
+            return !is_null(value);
         }
-        let pointer = format!("/{}", key.replace('.', "/"));
         let is_in_file = |file: &String| {
             let text = fs::read_to_string(file).ok()?;
             let values: Value = serde_saphyr::from_str(&text).ok()?;
             // A number is a value, too, as in `tag: 1.20`.
-            values.pointer(&pointer).map(|value| !value.is_null())
+            let mut parents = key.split('.');
+            let found = parents.try_fold(&values, |value, name| match value {
+                Value::Null => Some(value),
+                value => value.get(name),
+            });
+            found.map(|value| !value.is_null())
         };
         self.files.iter().rev().find_map(is_in_file) == Some(true)
     }
+}
+
+fn is_null(value: &str) -> bool {
+    value.eq_ignore_ascii_case("null")
+}
+
+fn is_parent(name: &str, key: &str) -> bool {
+    let rest = key.strip_prefix(name);
+    rest.is_some_and(|rest| rest.starts_with('.'))
 }
 
 /// Returns the keys and values in the argument of one of Helm's flags.
@@ -338,8 +353,9 @@ mod tests {
     fn values_are_found_in_flags_and_files() {
         let content = "image: {registry: mirror, tag: 1.20, digest: null}";
         let file = temporary_file("values", content).unwrap();
-        let override_file = temporary_file("values", "g: null").unwrap();
-        let overridden_file = temporary_file("values", "{g: 1, h: 1, i: 1}").unwrap();
+        let override_file = temporary_file("values", "{g: null, p: null}").unwrap();
+        let overridden_file =
+            temporary_file("values", "{g: 1, h: 1, i: 1, p: {q: 1}, r: {s: 1}}").unwrap();
         let files = [file.path(), overridden_file.path(), override_file.path()];
         let files = files.map(|file| file.display().to_string());
         let values = ChartValues {
@@ -347,7 +363,7 @@ mod tests {
                 .into_iter()
                 .chain(files)
                 .collect(),
-            values: ["a=1,b.c=2,h=null", "k=1,l=null,m=Null,n=null,o="]
+            values: ["a=1,b.c=2,h=null,r=null", "k=1,l=null,m=Null,n=null,o="]
                 .map(str::to_owned)
                 .into(),
             texts: vec!["d=,n=null".to_owned()],
@@ -367,6 +383,8 @@ mod tests {
             // A text may be "null".
             ("n", true),
             ("o", true),
+            ("p.q", false),
+            ("r.s", false),
             ("image.registry", true),
             ("image.tag", true),
             ("image.digest", false),

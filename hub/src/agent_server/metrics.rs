@@ -17,7 +17,7 @@ pub struct MessageLabels {
     pub kind: &'static str,
 }
 
-/// Reasons for which the listener rejects connections.
+/// All values of `ConnectionRefusal::reason` of the listener.
 const REFUSAL_REASONS: [&str; 5] = ["slow", "handshake", "unauthenticated", "address", "member"];
 
 /// Label of a rejected connection.

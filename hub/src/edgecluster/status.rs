@@ -84,8 +84,10 @@ pub fn status(
     if let Some(certificate) = certificate {
         next.certificate_expiry = Some(whole_seconds(certificate.not_after));
     }
-    if let Some(state) = &observation.clock {
-        let type_ = conditions::CLOCK_SYNCHRONIZED;
+    let type_ = conditions::CLOCK_SYNCHRONIZED;
+    if !keeps_recorded && observation.mode == Mode::Proxy {
+        next.conditions.retain(|condition| condition.type_ != type_);
+    } else if let Some(state) = &observation.clock {
         conditions::set(&mut next.conditions, type_, state, generation, now);
     }
     if observation.roots.is_some() {
@@ -302,6 +304,11 @@ mod tests {
         }
         let correct = next_status(Some(&wrong), &with_clock(Some(Truth::True)), 10);
         assert_eq!(truth(&correct), Some(Truth::True));
+        let without_agent = MemberObservation {
+            mode: Mode::Proxy,
+            ..with_clock(Some(Truth::True))
+        };
+        assert_eq!(truth(&next_status(Some(&wrong), &without_agent, 10)), None);
     }
 
     #[test]

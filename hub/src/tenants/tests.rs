@@ -323,7 +323,7 @@ fn member_report_skips_tenant_from_disallowed_namespace() {
         let limited = status(&acme, &limits);
         for (member, expected) in all.into_iter().zip([on_self, on_edge]) {
             let shown = condition(&limited, &format!("ClusterReady/{member}"));
-            assert_eq!(shown, *expected, "{case}");
+            assert_eq!(shown, *expected, "{case} on {member}");
         }
         let mut conditions = limited.conditions.iter();
         let refusal =

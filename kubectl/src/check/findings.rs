@@ -469,7 +469,7 @@ pub(super) fn members(
 }
 
 /// Counts the agents whose clock agreed with the hub's when they connected. A member whose clock differs has its own
-/// line. A hub of an earlier version compares none.
+/// line. An agent that has not connected to the leading hub yet has no condition.
 fn agent_clocks(members: &[Value]) -> Option<Line> {
     let is_agent = |member: &&Value| text_at(member, "/status/mode").as_deref() == Some("agent");
     let agents: Vec<&Value> = members.iter().filter(is_agent).collect();

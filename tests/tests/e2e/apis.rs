@@ -190,7 +190,7 @@ async fn conditions_round_trip_and_merge_by_type() -> TestResult {
     let status = tenants.get("acme").await?.status.unwrap();
     for type_ in types {
         let expected = condition(type_, time);
-        assert!(status.conditions.contains(&expected), "{status:?}");
+        assert!(status.conditions.contains(&expected), "{type_}: {status:?}");
     }
     assert_eq!(status.conditions.len(), 5, "{status:?}");
     let too_long = apply("last", &[&format!("{long}c")]).await;
@@ -234,7 +234,7 @@ async fn check_columns(cluster: &Cluster) -> TestResult {
 
     let output = cluster.kubectl(["get", "ec", "-o", "wide"]).await?;
     let [header, row] = [0, 1].map(|number| words(&output, number));
-    let expected = "NAME MODE READY TENANTS READYTENANTS VERSION APPLIED AGE";
+    let expected = "NAME MODE READY TENANTS READYTENANTS VERSION APPLIED AGE ";
     assert!(header.starts_with(expected), "{output}");
     let expected = "edge-1 proxy True 7 6 v1.36.0 42 ";
     assert!(row.starts_with(expected), "{output}");

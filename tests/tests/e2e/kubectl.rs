@@ -226,27 +226,27 @@ const RIGHTS: &[(&str, [ExitCode; 3])] = &[
     ("ban edge-1", ONLY_OPERATOR),
     ("unban edge-1", ONLY_OPERATOR),
     ("leave edge-2 --orphan", ONLY_OPERATOR),
-    ("join edge-3 --hub-namespace default", ONLY_OPERATOR),
+    ("join edge-3 --hub-namespace HUB_NAMESPACE", ONLY_OPERATOR),
     // As above.
     ("install hub", [NotReady; 3]),
     // Helm may not read its releases.
-    ("uninstall hub --hub-namespace default", [Failed; 3]),
+    ("uninstall hub --hub-namespace HUB_NAMESPACE", [Failed; 3]),
     // It has the rights of kind's own kubeconfig, and takes no other.
     ("quickstart", [Usage; 3]),
     ("migrate --dry-run", ONLY_OPERATOR),
     ("support-bundle --file FILE", READERS),
     // No process listens in the pod. A user with the right to forward its port gets that error.
     (
-        "get tenants --fleet --hub-namespace default",
+        "get tenants --fleet --hub-namespace HUB_NAMESPACE",
         [NotPermitted, Refused, NotPermitted],
     ),
     (
-        "log-level hub --hub-namespace default",
+        "log-level hub --hub-namespace HUB_NAMESPACE",
         [NotPermitted, Refused, NotPermitted],
     ),
     // There is no CA. A user with read access gets that error.
     (
-        "rotate-ca --status --hub-namespace default",
+        "rotate-ca --status --hub-namespace HUB_NAMESPACE",
         [NotPermitted, NotPermitted, NotFound],
     ),
     ("leave self-cluster --orphan", [Refused; 3]),
@@ -320,6 +320,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
             let file = file.to_str().unwrap();
             let words = command.split(' ').map(|word| match word {
                 "FILE" => file,
+                "HUB_NAMESPACE" => HUB_NAMESPACE,
                 word => word,
             });
             let args: Vec<&str> = words.chain(auth_args).collect();

@@ -138,13 +138,13 @@ async fn credentials_are_sent_only_to_chart_repository() {
         let cache = &cache;
         cache.entries.lock().unwrap().clear();
         cache.fetch(&chart(&url, "1.0.0")).await.unwrap();
-        for (_, header) in site.take_requests() {
-            assert_eq!(header, LOGIN_HEADER);
+        for (path, header) in site.take_requests() {
+            assert_eq!(header, LOGIN_HEADER, "{path}");
         }
         let others = elsewhere.take_requests();
         assert_eq!(others.len(), usize::from(is_elsewhere), "{others:?}");
-        for (_, header) in others {
-            assert_eq!(header, "");
+        for (path, header) in others {
+            assert_eq!(header, "", "{path}");
         }
     }
 

@@ -136,3 +136,18 @@ fn message_suffix(message: &str) -> String {
         format!(": {message}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcome_tells_whether_helm_has_started() {
+        let start = HelmError::Start {
+            release: "acme".to_owned(),
+            message: String::new(),
+        };
+        assert_eq!(start.outcome(), "not_started");
+        assert_eq!(HelmError::Stopped.outcome(), "stopped");
+    }
+}

@@ -70,12 +70,12 @@ fn parse_error(bytes: &[u8]) -> String {
 
 #[track_caller]
 fn assert_contains(text: &str, expected: &str) {
-    assert!(text.contains(expected), "{text}");
+    assert!(text.contains(expected), "{expected}: {text}");
 }
 
 #[track_caller]
 fn assert_starts(text: &str, expected: &str) {
-    assert!(text.starts_with(expected), "{text}");
+    assert!(text.starts_with(expected), "{expected}: {text}");
 }
 
 #[track_caller]
@@ -164,9 +164,12 @@ fn other_contexts_are_read_each_on_its_own() {
         parse_other_contexts(document.to_string().as_bytes(), &Policy::default(), max)
     };
     let others = read(&document, 9).unwrap();
-    assert!(others.keys().eq(["a", "b", "bad", "c", "twice"]));
+    assert!(
+        others.keys().eq(["a", "b", "bad", "c", "twice"]),
+        "{others:?}"
+    );
     let valid = others.iter().filter(|(_, context)| context.is_ok());
-    assert!(valid.map(|(name, _)| name).eq(["a", "b"]));
+    assert!(valid.map(|(name, _)| name).eq(["a", "b"]), "{others:?}");
     let missing = others["bad"].as_ref().unwrap_err().to_string();
     assert_eq!(missing, "cluster \"missing\" not found in clusters");
     // Without the namespace of the current context.
@@ -367,7 +370,11 @@ fn skipping_tls_verification_needs_lab_switch() {
         let text = format!(
             "clusters: [{{name: k, cluster: {{insecure-skip-tls-verify: {yaml}, server: \"https://h\"}}}}]\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\nusers: [{{name: u, user: {{token: t}}}}]\ncurrent-context: c\n"
         );
-        assert_contains(&parse_error(text.as_bytes()), "insecure-skip-tls-verify");
+        let error = parse_error(text.as_bytes());
+        assert!(
+            error.contains("insecure-skip-tls-verify"),
+            "{yaml}: {error}"
+        );
     }
 
     let lab = policy_with(|policy| policy.allow_insecure_tls = true);

@@ -340,7 +340,7 @@ fn clock_of_each_agent_is_judged() {
     let fleet = vec![
         member("edge-1", "agent", Some("True")),
         member("edge-2", "agent", Some("False")),
-        // The hub has an earlier version.
+        // It has not connected yet.
         member("edge-3", "agent", None),
         member("edge-4", "proxy", Some("True")),
     ];

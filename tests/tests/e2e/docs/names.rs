@@ -35,6 +35,12 @@ fn documented(page: &str) -> BTreeSet<String> {
         .collect()
 }
 
+/// Whether the name before this text is complete. A prefix of names ends with `-`.
+fn ends_name(rest: &str) -> bool {
+    let rest = rest.strip_prefix('-').unwrap_or(rest);
+    !rest.starts_with(|letter: char| letter.is_ascii_alphanumeric() || letter == '-')
+}
+
 #[test]
 fn docs_names_match_sources() {
     let page = fs::read_to_string(root().join("docs/reference/annotations.md")).unwrap();
@@ -46,7 +52,9 @@ fn docs_names_match_sources() {
     let is_gone = |name: &&String| {
         let is_own = !name.contains('/');
         let prefix = if is_own { PREFIX } else { "" };
-        !sources.contains(&format!("{prefix}{name}"))
+        let full_name = format!("{prefix}{name}");
+        let mut uses = sources.match_indices(&full_name);
+        !uses.any(|(start, _)| ends_name(&sources[start + full_name.len()..]))
     };
     let gone: Vec<&String> = documented.iter().filter(is_gone).collect();
     assert!(gone.is_empty(), "not in the sources: {gone:?}");
