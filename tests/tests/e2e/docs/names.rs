@@ -53,8 +53,8 @@ fn docs_names_match_sources() {
         let is_own = !name.contains('/');
         let prefix = if is_own { PREFIX } else { "" };
         let full_name = format!("{prefix}{name}");
-        let mut uses = sources.match_indices(&full_name);
-        !uses.any(|(start, _)| ends_name(&sources[start + full_name.len()..]))
+        let mut after_uses = sources.split(&full_name).skip(1);
+        !after_uses.any(ends_name)
     };
     let gone: Vec<&String> = documented.iter().filter(is_gone).collect();
     assert!(gone.is_empty(), "not in the sources: {gone:?}");
