@@ -168,7 +168,7 @@ impl FleetView {
         };
         encoder.family(
             "member_connected",
-            "Whether the member's API server answered within the last 30 s. Absent for banned and suspended members.",
+            "Whether the EdgeCluster's condition Connected is True. Absent for banned and suspended members.",
             None,
             rows.iter().filter_map(|row| {
                 let labels = vec![("member", row.name.as_str())];
@@ -312,7 +312,7 @@ impl Collector for FleetView {
             ("members", "Known members of the fleet.", number(all)),
             (
                 "members_connected",
-                "Members whose API server answered within the last 30 s.",
+                "Members whose EdgeCluster's condition Connected is True.",
                 number(connected),
             ),
             ("tasks", "Running tasks of the hub.", number(tasks)),
