@@ -334,7 +334,7 @@ fn each_member_state_has_its_text() {
             "/spec/paused",
             json!(true),
             true,
-            "! paused on the EdgeCluster: nothing is written there but status\n      → kubectl krypton resume cluster edge-1",
+            "! paused on the EdgeCluster: Krypton writes only status there\n      → kubectl krypton resume cluster edge-1",
         ),
         (
             "/spec/banned",

@@ -82,7 +82,7 @@ impl Explainer {
             self.add_with_remedy(Mark::Problem, text, remedy.as_str());
         }
         if cluster.spec.paused {
-            let text = "paused on the EdgeCluster: nothing is written there but status";
+            let text = "paused on the EdgeCluster: Krypton writes only status there";
             let remedy = format!("kubectl krypton resume cluster {name}");
             self.add_with_remedy(Mark::Note, text, remedy.as_str());
         }
