@@ -221,7 +221,7 @@ fn read_source(
     Source {
         access,
         suspended: reason.map(|reason| {
-            format!("{origin} {reason}; nothing is written to its cluster until then")
+            format!("{origin} {reason}; Krypton writes nothing to its cluster until then")
         }),
         ..source.clone()
     }

@@ -222,7 +222,7 @@ impl Explainer {
         }
         let annotation = |name: &str| object.annotations().get(name).map(String::as_str);
         if annotation(PAUSED_ANNOTATION).is_some_and(|value| value != "false") {
-            let text = "paused by an annotation: nothing is written for it but its status";
+            let text = "paused by an annotation: Krypton writes only its status";
             self.add_with_remedy(Mark::Note, text, resume);
         }
         if annotation(ORPHAN_ANNOTATION) == Some("true") {

@@ -214,7 +214,7 @@ fn assert_tenant(tenant: Value, ready: bool, line: &str) {
 fn tenant_metadata_is_explained() {
     let with = |pointer: &str, value: Value| with_field(healthy_tenant(), pointer, value);
     let annotated = |name: &str, value: &str| with("/metadata/annotations", json!({ name: value }));
-    let line = "! paused by an annotation: nothing is written for it but its status\n    → kubectl krypton resume tenant acme -n default\n";
+    let line = "! paused by an annotation: Krypton writes only its status\n    → kubectl krypton resume tenant acme -n default\n";
     assert_tenant(annotated("mesh.openkcm.io/paused", "true"), true, line);
     let line = "✓ Installed";
     assert_tenant(annotated("mesh.openkcm.io/paused", "false"), true, line);
@@ -272,7 +272,7 @@ fn tenant_conditions_are_explained_with_remedy() {
         (
             ("True", "Installed", ""),
             "Paused",
-            "! nothing is changed there: Paused: working\n      → kubectl krypton resume",
+            "! Krypton changes nothing there: Paused: working\n      → kubectl krypton resume",
         ),
         (
             ("Unknown", "ClusterUnreachable", "silent"),

@@ -267,7 +267,7 @@ impl Explainer {
             let resume =
                 (blocked.reason == reason::PAUSED).then(|| self.command_for("resume", key, tenant));
             let text = reason_and_message(&blocked.reason, &blocked.message);
-            let text = format!("nothing is changed there: {text}");
+            let text = format!("Krypton changes nothing there: {text}");
             self.add_with_remedy(Mark::Note, text, resume.as_deref());
         }
         // A Ready Tenant can have an outdated entry from an older version of the hub or agent.
