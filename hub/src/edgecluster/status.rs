@@ -306,6 +306,7 @@ mod tests {
         assert_eq!(truth(&correct), Some(Truth::True));
         let without_agent = MemberObservation {
             mode: Mode::Proxy,
+            record_expired: true,
             ..with_clock(Some(Truth::True))
         };
         assert_eq!(truth(&next_status(Some(&wrong), &without_agent, 10)), None);
