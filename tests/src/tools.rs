@@ -53,6 +53,11 @@ impl Tools {
         Ok(CACHED.get_or_init(|| tools).clone())
     }
 
+    /// The folder that `KRYPTON_TOOLS` can name.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The folder of the binaries.
     pub fn bin(&self) -> PathBuf {
         self.root.join("bin")

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use krypton_tests::planes;
+use krypton_tests::{Tools, planes};
 
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
@@ -16,6 +16,8 @@ async fn main() -> Result<ExitCode> {
     let mut tests = tokio::process::Command::new(program)
         .args(command)
         .env("KRYPTON_PLANES", &socket)
+        // Each test is a process, and would run a script of ten processes to find them.
+        .env("KRYPTON_TOOLS", Tools::find()?.root())
         .spawn()?;
     let status = tokio::select! {
         ended = tests.wait() => ended?,
