@@ -1,17 +1,27 @@
 //! Verifies drift detection: foreign changes of a release are reported or corrected, and allowed changes stay.
 
 use anyhow::{Result, bail};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Service},
+    },
+    apimachinery::pkg::apis::meta::v1::Condition,
+};
 use krypton_tests::{
     Cluster, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
     fleet::{ALL_READY, FleetClient},
 };
 use krypton_types::names;
-use serde_json::json;
+use kube::{
+    Api, Client,
+    api::{ApiResource, DeleteParams, DynamicObject},
+};
+use serde_json::{Value, json};
 
 const OTHER_IMAGE: &str = "krypton.test/other:9";
 const OWN_IMAGE: &str = "krypton.test/small:1";
-const IMAGE: &str = "{.spec.template.spec.containers[0].image}";
+const IMAGE: &str = "/spec/template/spec/containers/0/image";
 
 by_agent!(
     adopted_release_is_healed_after_its_own_revision,
@@ -22,6 +32,7 @@ by_agent!(
 /// A Tenant's release of the chart. The workspace has the Tenant's name.
 struct Release<'a> {
     cluster: &'a Cluster,
+    client: Client,
     namespace: &'a str,
     name: String,
 }
@@ -30,6 +41,7 @@ impl<'a> Release<'a> {
     fn new(pair: &'a Pair, tenant: &'a str) -> Self {
         Self {
             cluster: pair.cluster(),
+            client: pair.cluster().client(),
             namespace: tenant,
             name: pair.release(tenant),
         }
@@ -41,15 +53,31 @@ impl<'a> Release<'a> {
         self.cluster.kubectl(args).await
     }
 
-    async fn field(&self, kind: &str, path: &str) -> Result<String> {
-        let output = format!("--output=jsonpath={path}");
-        self.kubectl(&["get", kind, &self.name, &output]).await
+    fn api(&self, kind: &str) -> Api<DynamicObject> {
+        let resource = match kind {
+            "configmap" => ApiResource::erase::<ConfigMap>(&()),
+            "deployment" => ApiResource::erase::<Deployment>(&()),
+            "service" => ApiResource::erase::<Service>(&()),
+            other => panic!("{other}"),
+        };
+        Api::namespaced_with(self.client.clone(), self.namespace, &resource)
     }
 
-    async fn wait_for_field(&self, kind: &str, path: &str, expected: &str) {
-        let what = format!("{path} of {kind} {} to be {expected}", self.name);
+    /// Returns the value at this JSON pointer, or an empty string.
+    async fn field(&self, kind: &str, pointer: &str) -> Result<String> {
+        let object = self.api(kind).get(&self.name).await?;
+        let object = serde_json::to_value(object)?;
+        Ok(match object.pointer(pointer) {
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+            None => String::new(),
+        })
+    }
+
+    async fn wait_for_field(&self, kind: &str, pointer: &str, expected: &str) {
+        let what = format!("{pointer} of {kind} {} to be {expected}", self.name);
         eventually(&what, async || {
-            match self.field(kind, path).await?.as_str() {
+            match self.field(kind, pointer).await?.as_str() {
                 found if found == expected => Ok(Some(())),
                 found => bail!("found {found:?}"),
             }
@@ -67,7 +95,8 @@ impl<'a> Release<'a> {
     }
 
     async fn delete(&self, kind: &str) {
-        self.kubectl(&["delete", kind, &self.name]).await.unwrap();
+        let params = DeleteParams::default();
+        self.api(kind).delete(&self.name, &params).await.unwrap();
     }
 
     /// Waits for complete drift checks: two corrections of the last object, because the check between them covers all
@@ -75,15 +104,13 @@ impl<'a> Release<'a> {
     async fn wait_for_drift_checks(&self) {
         for _ in 0..2 {
             self.delete("service").await;
-            self.wait_for_field("service", "{.spec.ports[0].name}", "http")
+            self.wait_for_field("service", "/spec/ports/0/name", "http")
                 .await;
         }
     }
 
     async fn exists(&self, kind: &str) -> bool {
-        let args = ["get", kind, &self.name, "--ignore-not-found"];
-        let field = self.kubectl(&args);
-        !field.await.unwrap().is_empty()
+        self.api(kind).get_opt(&self.name).await.unwrap().is_some()
     }
 }
 
@@ -129,9 +156,9 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
         "{message}"
     );
     acme.delete("configmap").await;
-    acme.wait_for_field("configmap", "{.data.message}", "hello")
+    acme.wait_for_field("configmap", "/data/message", "hello")
         .await;
-    let marks = "{.metadata.annotations.meta\\.helm\\.sh/release-name}";
+    let marks = "/metadata/annotations/meta.helm.sh~1release-name";
     acme.wait_for_field("configmap", marks, &acme.name).await;
 
     // A field that Helm doesn't set is not owned by Helm.
@@ -141,16 +168,16 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     // The autoscaler scales up to the minimum, even without metrics.
     let scaler = ["autoscale", "deployment", &acme.name, "--min=2", "--max=3"];
     acme.kubectl(&scaler).await?;
-    acme.wait_for_field("deployment", "{.spec.replicas}", "2")
+    acme.wait_for_field("deployment", "/spec/replicas", "2")
         .await;
     acme.wait_for_drift_checks().await;
     // Correcting a different field keeps the number.
     acme.change_image().await;
     acme.wait_for_field("deployment", IMAGE, OWN_IMAGE).await;
-    let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
-    assert_eq!(found("deployment", "{.spec.replicas}").await, "2");
-    assert_eq!(found("configmap", "{.data.theirs}").await, "yes");
-    assert_eq!(found("configmap", "{.metadata.labels.theirs}").await, "yes");
+    let found = async |kind: &str, pointer: &str| acme.field(kind, pointer).await.unwrap();
+    assert_eq!(found("deployment", "/spec/replicas").await, "2");
+    assert_eq!(found("configmap", "/data/theirs").await, "yes");
+    assert_eq!(found("configmap", "/metadata/labels/theirs").await, "yes");
 
     let paused = names::PAUSED_ANNOTATION;
     fleet_client.annotate("acme", paused, "true").await?;
@@ -159,7 +186,7 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     beta.wait_for_drift_checks().await;
     assert!(!acme.exists("configmap").await);
     fleet_client.annotate("acme", paused, "false").await?;
-    acme.wait_for_field("configmap", "{.data.message}", "hello")
+    acme.wait_for_field("configmap", "/data/message", "hello")
         .await;
 
     for release in [&acme, &beta] {
@@ -171,7 +198,7 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     }
     // Corrected drift doesn't block a later upgrade.
     chart.write("message: second")?;
-    acme.wait_for_field("configmap", "{.data.message}", "second")
+    acme.wait_for_field("configmap", "/data/message", "second")
         .await;
     fleet_client.wait_deployed("acme", &acme.name, 2).await?;
     assert_eq!(found("deployment", IMAGE).await, OWN_IMAGE);
@@ -226,7 +253,7 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     fleet_client
         .annotate("acme", names::DRIFT_ANNOTATION, "heal")
         .await?;
-    acme.wait_for_field("configmap", "{.data.message}", "hello")
+    acme.wait_for_field("configmap", "/data/message", "hello")
         .await;
     wait_for_condition(&fleet_client, "acme", &ready, |message| {
         !message.contains("drift")
@@ -244,11 +271,11 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
         &user_patch.to_string(),
     ])
     .await?;
-    acme.wait_for_field("configmap", "{.data.version}", "1.0.0")
+    acme.wait_for_field("configmap", "/data/version", "1.0.0")
         .await;
     acme.wait_for_drift_checks().await;
-    let found = async |kind: &str, path: &str| acme.field(kind, path).await.unwrap();
-    assert_eq!(found("configmap", "{.data.message}").await, "mine");
+    let found = async |kind: &str, pointer: &str| acme.field(kind, pointer).await.unwrap();
+    assert_eq!(found("configmap", "/data/message").await, "mine");
     assert_eq!(found("deployment", IMAGE).await, OTHER_IMAGE);
 
     fleet_client
