@@ -15,26 +15,33 @@ use crate::{process::Invocation, tools::Tools};
 const SERVICE_RANGE: &str = "10.96.0.0/16";
 const POD_RANGE: &str = "10.244.0.0/16";
 
-/// Controllers of attached volumes, devices, certificate requests and storage versions. They double the requests with which a
-/// controller manager starts, and no chart or test needs them.
-const UNUSED_CONTROLLERS: [&str; 18] = [
+/// Controllers of volumes, devices, certificate requests, quotas, periodic and old workloads, and storage versions. They
+/// more than double the requests with which a controller manager starts, and no chart or test needs them.
+const UNUSED_CONTROLLERS: [&str; 25] = [
     "certificatesigningrequest-approving-controller",
     "certificatesigningrequest-cleaner-controller",
     "certificatesigningrequest-signing-controller",
+    "cronjob-controller",
     "device-taint-eviction-controller",
     "ephemeral-volume-controller",
     "kube-apiserver-serving-clustertrustbundle-publisher-controller",
     "legacy-serviceaccount-token-cleaner-controller",
     "persistentvolume-attach-detach-controller",
+    "persistentvolume-binder-controller",
     "persistentvolume-expander-controller",
+    "persistentvolume-protection-controller",
     "podcertificaterequest-cleaner-controller",
     "podgroup-protection-controller",
+    "replicationcontroller-controller",
     "resourceclaim-controller",
     "resourcepoolstatusrequest-controller",
+    "resourcequota-controller",
     "storage-version-migrator-controller",
     "storageversion-garbage-collector-controller",
     "taint-eviction-controller",
+    "ttl-after-finished-controller",
     "ttl-controller",
+    "validatingadmissionpolicy-status-controller",
     "volumeattributesclass-protection-controller",
 ];
 
