@@ -78,7 +78,7 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     let (chart, home, edge) = tokio::try_join!(
         ServedChart::small("replicaCount: 0"),
         Cluster::start("attack-user-home", Parts::WithControllers),
-        Cluster::start("attack-user-edge", Parts::WithControllers),
+        Cluster::start("attack-user-edge", Parts::ControlPlane),
     )?;
     let flags = [
         "--kubeconfig-namespaces=default,team",
