@@ -10,7 +10,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 /// Name, refused operation and resource of each policy, and the condition for a request to be admitted.
-const POLICIES: [[&str; 4]; 4] = [
+const POLICIES: [[&str; 4]; 3] = [
     [
         "no-finalizers",
         "UPDATE",
@@ -22,12 +22,6 @@ const POLICIES: [[&str; 4]; 4] = [
         "CREATE",
         "namespaces",
         "object.metadata.name != 'acme'",
-    ],
-    [
-        "no-fingerprint",
-        "UPDATE",
-        "tenants",
-        "!has(object.metadata.annotations) || !object.metadata.annotations.exists(key, key.startsWith('mesh.openkcm.io/fingerprint-'))",
     ],
     [
         "no-status",
@@ -137,9 +131,6 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
     let message = fleet_client.event_message("acme", "WorkspaceCreateFailed");
     assert!(message.await?.contains("no-workspace here"));
     admit("no-workspace", "acme").await;
-    let message = fleet_client.event_message("acme", "FingerprintUpdateFailed");
-    assert!(message.await?.contains("no-fingerprint here"));
-    admit("no-fingerprint", "acme").await;
     fleet_client.wait_ready("acme").await?;
 
     fleet_client.create("beta", json!({})).await?;
