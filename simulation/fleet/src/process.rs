@@ -67,8 +67,7 @@ impl Process {
             *to = from;
         }
         let runtime = Builder::new_current_thread()
-            // Without sockets, a process that waits needs no system call.
-            .enable_time()
+            .enable_all()
             .start_paused(true)
             .rng_seed(RngSeed::from_bytes(&seed))
             .on_thread_park(|| {
