@@ -30,10 +30,22 @@ fn find_sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns the Rust files in these folders of the workspace, with their text.
+fn read_sources(root: &Path, folders: &[&str]) -> Vec<(PathBuf, String)> {
+    let mut files = Vec::new();
+    for folder in folders {
+        find_sources(&root.join(folder), &mut files).unwrap();
+    }
+    let read = |file: PathBuf| {
+        let text = fs::read_to_string(&file).unwrap();
+        (file, text)
+    };
+    files.into_iter().map(read).collect()
+}
+
 /// Returns the source text of all crates.
 fn all_sources(root: &Path) -> String {
-    let mut files = Vec::new();
-    for folder in [
+    let folders = [
         "common",
         "proto",
         "crds",
@@ -42,33 +54,26 @@ fn all_sources(root: &Path) -> String {
         "kubectl",
         "simulation",
         "tests",
-    ] {
-        find_sources(&root.join(folder), &mut files).unwrap();
-    }
-    let texts = files.iter().map(|file| fs::read_to_string(file).unwrap());
-    texts.collect()
+    ];
+    let sources = read_sources(root, &folders).into_iter();
+    sources.map(|(_, text)| text).collect()
 }
 
 /// Returns the source text of the product without its tests.
 fn product_sources(root: &Path) -> String {
-    let mut files = Vec::new();
-    for folder in ["common", "agent", "hub", "kubectl"] {
-        find_sources(&root.join(folder), &mut files).unwrap();
-    }
-    let is_test = |file: &PathBuf| {
+    let is_product = |(file, _): &(PathBuf, String)| {
         let path = file.strip_prefix(root).unwrap_or(file);
         path.iter()
-            .any(|name| name == "tests" || name == "tests.rs")
+            .all(|name| name != "tests" && name != "tests.rs")
     };
-    let files = files.iter().filter(|file| !is_test(file));
-    let text = |file: &PathBuf| {
-        let text = fs::read_to_string(file).unwrap();
+    let sources = read_sources(root, &["common", "agent", "hub", "kubectl"]).into_iter();
+    let texts = sources.filter(is_product).map(|(_, text)| {
         let (product, _) = text
             .split_once("#[cfg(test)]\nmod tests {")
             .unwrap_or((&text, ""));
         product.to_owned()
-    };
-    files.map(text).collect()
+    });
+    texts.collect()
 }
 
 /// Returns the tests in the last column of the page's tables.
@@ -231,13 +236,8 @@ fn every_event_is_documented() -> TestResult {
         .filter(|line| line.starts_with("| "))
         .flat_map(|line| line.split('`').skip(1).step_by(2))
         .collect();
-    let mut files = Vec::new();
-    for folder in ["common/reconciler/src", "hub/src"] {
-        find_sources(&root.join(folder), &mut files)?;
-    }
     let mut reasons = BTreeSet::new();
-    for file in files {
-        let text = fs::read_to_string(file)?;
+    for (_, text) in read_sources(&root, &["common/reconciler/src", "hub/src"]) {
         let (code, _) = text
             .split_once("#[cfg(test)]")
             .unwrap_or((text.as_str(), ""));
@@ -407,11 +407,8 @@ fn links_in_pages_lead_to_existing_headings() {
 #[test]
 fn links_in_kubectl_lead_to_existing_headings() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut files = Vec::new();
-    find_sources(&root.join("kubectl/src"), &mut files).unwrap();
     let mut count = 0;
-    for file in files {
-        let source = fs::read_to_string(&file).unwrap();
+    for (file, source) in read_sources(&root, &["kubectl/src"]) {
         let is_link = |text: &&str| {
             let is_relative = text.starts_with(char::is_lowercase);
             is_relative && text.contains(".md#") && !text.contains([' ', '\n', ':'])

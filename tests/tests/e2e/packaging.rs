@@ -59,7 +59,8 @@ fn without_schemas(rendered: &str) -> String {
     documents.collect::<Vec<_>>().join("\n---\n")
 }
 
-fn documents(yaml: &str) -> Vec<Value> {
+/// Returns the objects of a rendered chart.
+pub(crate) fn documents(yaml: &str) -> Vec<Value> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
     documents.into_iter().filter(Value::is_object).collect()
 }

@@ -3,20 +3,15 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use super::{all_sources, find_sources};
+use super::{all_sources, read_sources};
 use crate::docs_commands::pages::root;
 
 const PREFIX: &str = "mesh.openkcm.io/";
 
 /// Returns the names with Krypton's prefix in the constants of the crates, without the prefix.
 fn constants() -> BTreeSet<String> {
-    let mut files = Vec::new();
-    for folder in ["common", "crds", "agent", "hub", "kubectl"] {
-        find_sources(&root().join(folder), &mut files).unwrap();
-    }
     let mut names = BTreeSet::new();
-    for file in files {
-        let text = fs::read_to_string(file).unwrap();
+    for (_, text) in read_sources(&root(), &["common", "crds", "agent", "hub", "kubectl"]) {
         let constants = text.lines().filter(|line| line.contains("const "));
         let values = constants.filter_map(|line| line.split('"').nth(1));
         names.extend(values.filter_map(|value| Some(value.strip_prefix(PREFIX)?.to_owned())));

@@ -7,6 +7,7 @@ use krypton_tests::OwnChart;
 use serde_json::Value;
 
 use crate::docs_commands::pages::root;
+use crate::packaging::documents;
 
 /// Sections whose rows contain `resources: verbs` in one cell. All other rows have a cell for each.
 const PEOPLE: &str = "## People";
@@ -44,7 +45,7 @@ fn granted() -> BTreeSet<Right> {
         let folder = root().join("tests/golden").join(chart.name());
         for file in fs::read_dir(folder).unwrap() {
             let text = fs::read_to_string(file.unwrap().path()).unwrap();
-            let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+            let objects = documents(&text);
             let is_role = |object: &&Value| {
                 let kind = object["kind"].as_str();
                 kind.is_some_and(|kind| kind.ends_with("Role"))
