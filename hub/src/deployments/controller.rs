@@ -31,7 +31,7 @@ use crate::deployments::api::{DeploymentDeletion, DeploymentWriteResult};
 use crate::deployments::events::RecordedEvents;
 use crate::deployments::plan::{ClusterView, DeploymentView, Site, decide};
 use crate::deployments::target::{
-    self, MemberIndex, SelectionInputs, TargetReference, target_reference,
+    self, MemberIndex, SelectionInputs, TargetMember, TargetReference, target_reference,
 };
 use crate::discovery::named_secrets::{SecretReferences, SecretStates};
 use crate::home_events::HomeEvents;
@@ -102,7 +102,7 @@ struct DeploymentStore {
     synced: bool,
     /// Consecutive 403 or 404 responses of home.
     refusals: u32,
-    members: MemberIndex,
+    members: BTreeMap<String, TargetMember>,
     edge_cluster_list: EdgeClusterList,
     /// Home's CRD drops `status.placements`. The hub decides nothing until this time.
     crd_outdated_until: Option<BootTime>,
@@ -116,7 +116,7 @@ impl Default for DeploymentStore {
             listing: BTreeSet::new(),
             synced: false,
             refusals: 0,
-            members: MemberIndex::default(),
+            members: BTreeMap::new(),
             edge_cluster_list: EdgeClusterList::default(),
             crd_outdated_until: None,
         }
@@ -254,8 +254,14 @@ impl DeploymentStore {
         }
         // The hub records no UID for a member that does not act, so use the UID that it found. Only a user
         // changes a recorded one.
-        self.members
-            .add_observed_uids(|name| controller.members.cluster_uid(name).flatten());
+        target::add_observed_uids(&mut self.members, |name| {
+            controller.members.cluster_uid(name).flatten()
+        });
+        let inputs = SelectionInputs {
+            members: &MemberIndex::new(&self.members),
+            secret_states,
+            open_namespaces: &controller.open_namespaces,
+        };
         // Oldest first: beyond the member's limit, the newest objects wait.
         let entries = self.by_age();
         let references = self.referenced_secrets(&entries, controller);
@@ -270,7 +276,7 @@ impl DeploymentStore {
                 let bytes = sizes.get(cluster).copied().unwrap_or_default();
                 count >= DEPLOYMENTS_MAX || bytes >= ORDERS_MAX
             };
-            let mut view = self.view(key, entry, controller, secret_states, is_full);
+            let mut view = self.view(key, entry, controller, inputs, is_full);
             let reported_events = view.reported_events();
             view.repair = entry.recorded_events.repair(&reported_events);
             let decision = decide(&view);
@@ -298,38 +304,31 @@ impl DeploymentStore {
         key: &DeploymentKey,
         entry: &'a DeploymentEntry,
         controller: &DeploymentController,
-        secret_states: &SecretStates,
+        inputs: SelectionInputs<'_>,
         is_full: impl Fn(&str) -> bool,
     ) -> DeploymentView<'a> {
         let object = &*entry.object;
         let reference = target_reference(&object.spec, &controller.discovery_namespace);
-        let inputs = SelectionInputs {
-            members: &self.members,
-            secret_states,
-            open_namespaces: &controller.open_namespaces,
-        };
         let secret_key = match &reference {
             TargetReference::Secret { key, .. } => key.clone(),
             TargetReference::Profile { .. } => None,
         };
         let target = target::select(&reference, &object.spec.region.name, &key.namespace, inputs);
         let site = |placement: Placement| {
-            let member =
-                target::acting_member(&placement.cluster_uid, &placement.cluster, &self.members);
+            let (uid, cluster) = (&placement.cluster_uid, &placement.cluster);
+            let member = target::acting_member(uid, cluster, inputs.members);
             let cluster = member.and_then(|name| {
                 let target = self.members.get(&name)?.clone();
+                let mut report = controller.deployments.latest_report(&name, key);
+                if let Some(stored) = &mut report {
+                    let chart = &mut stored.report.applied_chart;
+                    // Show only a chart text that the hub sent: the report merely confirms it.
+                    if !controller.reports.has_desired_chart(&name, chart) {
+                        chart.clear();
+                    }
+                }
                 Some(ClusterView {
-                    report: controller
-                        .deployments
-                        .latest_report(&name, key)
-                        .map(|mut stored| {
-                            let chart = &mut stored.report.applied_chart;
-                            // Show only a chart text that the hub sent: the report merely confirms it.
-                            if !controller.reports.has_desired_chart(&name, chart) {
-                                chart.clear();
-                            }
-                            stored
-                        }),
+                    report,
                     is_full: is_full(&name),
                     member: Some((name, target)),
                 })

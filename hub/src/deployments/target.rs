@@ -91,82 +91,43 @@ impl TargetMember {
 }
 
 /// All members, indexed by name, source and cluster UID.
-#[derive(Clone, Debug, Default)]
-pub(super) struct MemberIndex {
-    all: BTreeMap<String, TargetMember>,
-    by_source: BTreeMap<SourceRef, BTreeSet<String>>,
-    by_uid: BTreeMap<String, BTreeSet<String>>,
-    /// Members without a known UID.
-    without_uid: BTreeSet<String>,
+#[derive(Debug)]
+pub(super) struct MemberIndex<'a> {
+    all: &'a BTreeMap<String, TargetMember>,
+    /// The first member by name.
+    by_source: BTreeMap<&'a SourceRef, &'a str>,
+    /// The first acting member by name.
+    by_uid: BTreeMap<&'a str, &'a str>,
 }
 
-impl MemberIndex {
-    pub(super) fn get(&self, name: &str) -> Option<&TargetMember> {
-        self.all.get(name)
-    }
-
-    /// Stores a member. Returns its previous state.
-    pub(super) fn insert(&mut self, name: String, member: TargetMember) -> Option<TargetMember> {
-        let previous = self.remove(&name);
-        if let Some(source) = &member.source {
-            let names = self.by_source.entry(source.clone()).or_default();
-            names.insert(name.clone());
-        }
-        match &member.cluster_uid {
-            Some(uid) => self
-                .by_uid
-                .entry(uid.clone())
-                .or_default()
-                .insert(name.clone()),
-            None => self.without_uid.insert(name.clone()),
-        };
-        self.all.insert(name, member);
-        previous
-    }
-
-    pub(super) fn remove(&mut self, name: &str) -> Option<TargetMember> {
-        let member = self.all.remove(name)?;
-        if let Some(source) = &member.source {
-            remove_from_index(&mut self.by_source, source, name);
-        }
-        match &member.cluster_uid {
-            Some(uid) => remove_from_index(&mut self.by_uid, uid, name),
-            None => drop(self.without_uid.remove(name)),
-        }
-        Some(member)
-    }
-
-    pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        let names = self.all.keys().filter(|name| !keep(name));
-        let removed: Vec<String> = names.cloned().collect();
-        for name in removed {
-            self.remove(&name);
-        }
-    }
-
-    /// Sets the UIDs of members that have none recorded but an observed one.
-    pub(super) fn add_observed_uids(&mut self, observed_uid: impl Fn(&str) -> Option<String>) {
-        let without_uid = self.without_uid.iter();
-        let observed = without_uid.filter_map(|name| Some((name.clone(), observed_uid(name)?)));
-        for (name, uid) in observed.collect::<Vec<_>>() {
-            if let Some(mut member) = self.all.get(&name).cloned() {
-                member.cluster_uid = Some(uid);
-                self.insert(name, member);
+impl<'a> MemberIndex<'a> {
+    pub(super) fn new(all: &'a BTreeMap<String, TargetMember>) -> Self {
+        let (mut by_source, mut by_uid) = (BTreeMap::new(), BTreeMap::new());
+        for (name, member) in all {
+            if let Some(source) = &member.source {
+                by_source.entry(source).or_insert(name.as_str());
+            }
+            let uid = member.cluster_uid.as_deref();
+            if let Some(uid) = uid.filter(|_| !member.is_duplicate) {
+                by_uid.entry(uid).or_insert(name.as_str());
             }
         }
-    }
-
-    fn find_by_uid(&self, uid: &str) -> impl Iterator<Item = (&String, &TargetMember)> {
-        let names = self.by_uid.get(uid).into_iter().flatten();
-        names.filter_map(|name| self.all.get_key_value(name))
+        Self {
+            all,
+            by_source,
+            by_uid,
+        }
     }
 }
 
-fn remove_from_index<K: Ord>(index: &mut BTreeMap<K, BTreeSet<String>>, key: &K, name: &str) {
-    if let Some(names) = index.get_mut(key) {
-        names.remove(name);
-        if names.is_empty() {
-            index.remove(key);
+/// Sets the UIDs of members that have none recorded but an observed one.
+pub(super) fn add_observed_uids(
+    members: &mut BTreeMap<String, TargetMember>,
+    observed_uid: impl Fn(&str) -> Option<String>,
+) {
+    for (name, member) in members {
+        if member.cluster_uid.is_none() {
+            member.cluster_uid = observed_uid(name);
         }
     }
 }
@@ -174,7 +135,7 @@ fn remove_from_index<K: Ord>(index: &mut BTreeMap<K, BTreeSet<String>>, key: &K,
 /// Inputs of the selection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SelectionInputs<'a> {
-    pub(super) members: &'a MemberIndex,
+    pub(super) members: &'a MemberIndex<'a>,
     pub(super) secret_states: &'a BTreeMap<SecretName, SecretState>,
     /// Namespaces whose Secrets any object may name: the hub's, and the ones that it searches for
     /// kubeconfigs.
@@ -188,22 +149,19 @@ pub(super) fn select(
     namespace: &str,
     inputs: SelectionInputs<'_>,
 ) -> Result<(String, String), State> {
+    let members = inputs.members;
     let member = match reference {
         TargetReference::Profile { namespace, name } => {
-            member_by_profile(namespace, name, inputs.members)?
+            member_by_profile(namespace, name, members)?
         }
         TargetReference::Secret {
             is_default: true, ..
-        } if inputs
-            .members
-            .get(region)
-            .is_some_and(|target| target.source.is_none()) =>
-        {
+        } if (members.all.get(region)).is_some_and(|target| target.source.is_none()) => {
             region.to_owned()
         }
         TargetReference::Secret { secret, .. } => member_by_secret(secret, namespace, inputs)?,
     };
-    let Some(target) = inputs.members.get(&member) else {
+    let Some(target) = members.all.get(&member) else {
         let message = format!(
             "EdgeCluster {member} does not exist; join that cluster, or name another one in spec.region"
         );
@@ -219,9 +177,9 @@ pub(super) fn select(
         let message = format!("EdgeCluster {member}: {cause}");
         return Err(State::new(truth, reason, message));
     };
-    let member = acting_member(&uid, &member, inputs.members).unwrap_or(member);
-    let allowed = inputs.members.get(&member).map(|target| &target.allowed);
-    match allowed.and_then(|allowed| allowed.refusal(&member, namespace)) {
+    let member = acting_member(&uid, &member, members).unwrap_or(member);
+    let acting = members.all.get(&member);
+    match acting.and_then(|target| target.allowed.refusal(&member, namespace)) {
         Some(refusal) => Err(refusal),
         None => Ok((member, uid)),
     }
@@ -286,7 +244,7 @@ fn member_by_secret(
 }
 
 /// Returns why the existing Secret is not a member.
-fn unbound_secret_state(secret: &SecretName, name: &str, members: &MemberIndex) -> State {
+fn unbound_secret_state(secret: &SecretName, name: &str, members: &MemberIndex<'_>) -> State {
     let annotation = names::MEMBER_NAME_ANNOTATION;
     if !names::is_dns_subdomain(name) {
         let message = format!(
@@ -294,7 +252,7 @@ fn unbound_secret_state(secret: &SecretName, name: &str, members: &MemberIndex) 
         );
         return State::new(Truth::False, reason::NOT_A_NAME, message);
     }
-    match members.get(name) {
+    match members.all.get(name) {
         Some(_) => State::new(
             Truth::False,
             reason::NAME_TAKEN,
@@ -312,7 +270,11 @@ fn unbound_secret_state(secret: &SecretName, name: &str, members: &MemberIndex) 
     }
 }
 
-fn member_by_profile(namespace: &str, name: &str, members: &MemberIndex) -> Result<String, State> {
+fn member_by_profile(
+    namespace: &str,
+    name: &str,
+    members: &MemberIndex<'_>,
+) -> Result<String, State> {
     let origin = Origin {
         kind: SourceKind::ClusterProfile,
         namespace: Some(namespace.to_owned()),
@@ -327,22 +289,22 @@ fn member_by_profile(namespace: &str, name: &str, members: &MemberIndex) -> Resu
     })
 }
 
-/// Returns the first member by name.
-fn member_by_source(source: &SourceRef, members: &MemberIndex) -> Option<String> {
-    members.by_source.get(source)?.first().cloned()
+fn member_by_source(source: &SourceRef, members: &MemberIndex<'_>) -> Option<String> {
+    members.by_source.get(source).copied().map(str::to_owned)
 }
 
 /// Returns the acting member on this cluster, preferably the one with this name.
-pub(super) fn acting_member(uid: &str, preferred: &str, members: &MemberIndex) -> Option<String> {
+pub(super) fn acting_member(
+    uid: &str,
+    preferred: &str,
+    members: &MemberIndex<'_>,
+) -> Option<String> {
     let is_acting =
         |member: &TargetMember| !member.is_duplicate && member.cluster_uid.as_deref() == Some(uid);
-    if members.get(preferred).is_some_and(is_acting) {
+    if members.all.get(preferred).is_some_and(is_acting) {
         return Some(preferred.to_owned());
     }
-    let other = members
-        .find_by_uid(uid)
-        .find(|(_, member)| is_acting(member));
-    other.map(|(name, _)| name.clone())
+    members.by_uid.get(uid).copied().map(str::to_owned)
 }
 
 #[cfg(test)]

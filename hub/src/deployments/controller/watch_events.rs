@@ -162,7 +162,7 @@ impl DeploymentStore {
             }
             Ok(Event::InitDone) => {
                 let listed = std::mem::take(&mut self.edge_cluster_list.listed);
-                self.members.retain(|name| listed.contains(name));
+                self.members.retain(|name, _| listed.contains(name));
                 self.edge_cluster_list.synced = true;
                 true
             }

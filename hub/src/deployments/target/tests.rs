@@ -128,13 +128,8 @@ impl SelectionFixture {
 
     fn select(&self, reference: &TargetReference, namespace: &str) -> Result<String, String> {
         let open_namespaces = ["fleet".to_owned()].into();
-        let mut members = MemberIndex::default();
-        for (name, member) in &self.members {
-            members.insert(name.clone(), TargetMember::default());
-            members.insert(name.clone(), member.clone());
-        }
         let inputs = SelectionInputs {
-            members: &members,
+            members: &MemberIndex::new(&self.members),
             secret_states: &self.secret_states,
             open_namespaces: &open_namespaces,
         };
@@ -310,40 +305,36 @@ fn profile_resolves_to_its_member_and_reports_state() {
 }
 
 #[test]
-fn members_are_found_by_current_source_and_uid() {
+fn members_are_found_by_source_and_uid() {
     let source = |name: &str| SourceRef {
         kind: "Secret".to_owned(),
         namespace: Some("fleet".to_owned()),
         name: Some(name.to_owned()),
     };
-    let member = |name: &str, uid: Option<&str>| TargetMember {
-        source: Some(source(name)),
+    let member = |source_name: &str, uid: Option<&str>| TargetMember {
+        source: Some(source(source_name)),
         cluster_uid: uid.map(str::to_owned),
         ..TargetMember::default()
     };
-    let mut members = MemberIndex::default();
-    let acting = |members: &MemberIndex, uid: &str| acting_member(uid, "none", members);
-    let by_source = |members: &MemberIndex, name: &str| member_by_source(&source(name), members);
-    members.insert("b".to_owned(), member("s", None));
-    assert_eq!(acting(&members, "u"), None);
-    members.add_observed_uids(|name| (name == "b").then(|| "u".to_owned()));
-    assert_eq!(acting(&members, "u").as_deref(), Some("b"));
-    members.insert("a".to_owned(), member("s", Some("u")));
-    assert_eq!(acting(&members, "u").as_deref(), Some("a"), "first by name");
-    assert_eq!(by_source(&members, "s").as_deref(), Some("a"));
-    members.insert("a".to_owned(), member("t", Some("v")));
-    assert_eq!(acting(&members, "u").as_deref(), Some("b"));
-    assert_eq!(by_source(&members, "s").as_deref(), Some("b"));
-    assert_eq!(by_source(&members, "t").as_deref(), Some("a"));
-    members.retain(|name| name == "a");
-    assert_eq!(acting(&members, "u"), None);
-    assert_eq!(by_source(&members, "s"), None);
-    assert!(members.remove("a").is_some());
-    let MemberIndex {
-        all,
-        by_source,
-        by_uid,
-        without_uid,
-    } = members;
-    assert!(all.is_empty() && by_source.is_empty() && by_uid.is_empty() && without_uid.is_empty());
+    let mut members: BTreeMap<String, TargetMember> = [
+        ("a", member("s", Some("u"))),
+        ("b", member("s", Some("u"))),
+        ("c", member("t", None)),
+    ]
+    .map(|(name, member)| (name.to_owned(), member))
+    .into();
+    let acting = |members: &BTreeMap<String, TargetMember>, uid: &str, preferred: &str| {
+        acting_member(uid, preferred, &MemberIndex::new(members))
+    };
+    assert_eq!(acting(&members, "u", "c").as_deref(), Some("a"));
+    assert_eq!(acting(&members, "u", "b").as_deref(), Some("b"));
+    assert_eq!(acting(&members, "v", "c"), None);
+    for (name, expected) in [("s", Some("a")), ("t", Some("c")), ("other", None)] {
+        let found = member_by_source(&source(name), &MemberIndex::new(&members));
+        assert_eq!(found.as_deref(), expected, "{name}");
+    }
+    // A recorded UID precedes an observed one.
+    add_observed_uids(&mut members, |_| Some("v".to_owned()));
+    assert_eq!(acting(&members, "v", "none").as_deref(), Some("c"));
+    assert_eq!(acting(&members, "u", "none").as_deref(), Some("a"));
 }
