@@ -208,39 +208,40 @@ fn member_by_secret(
     if secret_state.is_some() && !is_open && !is_trusted(secret, namespace, inputs.open_namespaces)
     {
         let label = names::OPEN_TO_DEPLOYMENTS_LABEL;
+        let message = format!(
+            "namespace {namespace} may not use Secret {secret}; use a Secret in that namespace or in the hub's, or set label {label}=true on it"
+        );
         return Err(State::new(
             Truth::False,
             reason::SECRET_NOT_ALLOWED,
-            format!(
-                "namespace {namespace} may not use Secret {secret}; use a Secret in that namespace or in the hub's, or set label {label}=true on it"
-            ),
+            message,
         ));
     }
     let member = member_by_source(&secret.origin().source_ref(), inputs.members);
-    match (secret_state, member) {
+    let (truth, reason, message) = match (secret_state, member) {
         // The member stays the target. Its EdgeCluster reports problems.
-        (Some(SecretState::Present { .. } | SecretState::Unread(_)), Some(member)) => Ok(member),
-        (None, _) => Err(State::new(
-            Truth::Unknown,
-            reason::STARTING,
-            format!("looking for Secret {secret}"),
-        )),
-        (Some(SecretState::Absent), _) => Err(State::new(
-            Truth::False,
-            "SecretNotFound",
-            format!(
-                "Secret {secret} does not exist; create it with the cluster's kubeconfig, or name another in spec.region"
-            ),
-        )),
-        (Some(SecretState::Unread(error)), None) => Err(State::new(
-            Truth::Unknown,
-            reason::SOURCE_UNAVAILABLE,
-            format!("Secret {secret} cannot be read: {error}"),
-        )),
-        (Some(SecretState::Present { member, .. }), None) => {
-            Err(unbound_secret_state(secret, member, inputs.members))
+        (Some(SecretState::Present { .. } | SecretState::Unread(_)), Some(member)) => {
+            return Ok(member);
         }
-    }
+        (None, _) => {
+            let message = format!("looking for Secret {secret}");
+            (Truth::Unknown, reason::STARTING, message)
+        }
+        (Some(SecretState::Absent), _) => {
+            let message = format!(
+                "Secret {secret} does not exist; create it with the cluster's kubeconfig, or name another in spec.region"
+            );
+            (Truth::False, "SecretNotFound", message)
+        }
+        (Some(SecretState::Unread(error)), None) => {
+            let message = format!("Secret {secret} cannot be read: {error}");
+            (Truth::Unknown, reason::SOURCE_UNAVAILABLE, message)
+        }
+        (Some(SecretState::Present { member, .. }), None) => {
+            return Err(unbound_secret_state(secret, member, inputs.members));
+        }
+    };
+    Err(State::new(truth, reason, message))
 }
 
 /// Returns why the existing Secret is not a member.
@@ -252,22 +253,16 @@ fn unbound_secret_state(secret: &SecretName, name: &str, members: &MemberIndex<'
         );
         return State::new(Truth::False, reason::NOT_A_NAME, message);
     }
-    match members.all.get(name) {
-        Some(_) => State::new(
-            Truth::False,
-            reason::NAME_TAKEN,
-            format!(
-                "EdgeCluster {name} belongs to another source; set another name in annotation {annotation} of Secret {secret}"
-            ),
-        ),
-        None => State::new(
-            Truth::Unknown,
-            reason::STARTING,
-            format!(
-                "waiting for EdgeCluster {name} of Secret {secret}; if you deleted the EdgeCluster, delete the Secret and create it again"
-            ),
-        ),
+    if members.all.contains_key(name) {
+        let message = format!(
+            "EdgeCluster {name} belongs to another source; set another name in annotation {annotation} of Secret {secret}"
+        );
+        return State::new(Truth::False, reason::NAME_TAKEN, message);
     }
+    let message = format!(
+        "waiting for EdgeCluster {name} of Secret {secret}; if you deleted the EdgeCluster, delete the Secret and create it again"
+    );
+    State::new(Truth::Unknown, reason::STARTING, message)
 }
 
 fn member_by_profile(
