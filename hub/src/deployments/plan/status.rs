@@ -64,18 +64,14 @@ impl DeploymentView<'_> {
                     Truth::False => DeploymentPhase::Error,
                     _ => DeploymentPhase::Pending,
                 },
-                ready: State::new(truth, ready::EDGE_UNAVAILABLE, line.clone()),
                 outlook: outlook.unwrap_or(Outlook::Reconciling),
-                last_message: line,
+                ..error_assessment(State::new(truth, ready::EDGE_UNAVAILABLE, line))
             };
         };
         let cluster = &target.placement.cluster;
         if let Some(cause) = silence_reason(target) {
             let line = format!("Edge cluster {region} not available: {cause}");
-            return Assessment {
-                last_message: line.clone(),
-                ..error_assessment(State::new(Truth::Unknown, ready::EDGE_UNAVAILABLE, line))
-            };
+            return error_assessment(State::new(Truth::Unknown, ready::EDGE_UNAVAILABLE, line));
         }
         if target.cluster.is_full {
             let message = format!(
@@ -130,24 +126,19 @@ impl DeploymentView<'_> {
 
     /// Returns the readiness from the member's report on the latest order.
     fn assess_report(&self, state: &ClusterState, cluster: &str) -> Assessment {
-        if let Some(failure) = state.error.as_ref().filter(|it| it.truth == Truth::True) {
-            return error_assessment(State::new(
-                Truth::False,
-                failure_reason(&failure.reason),
-                format!("cluster {cluster}: {}", failure.message),
-            ));
+        if let Some(failure) = failure_assessment(state, cluster) {
+            return failure;
         }
         match state.ready.truth {
-            Truth::True => Assessment {
-                phase: DeploymentPhase::Ready,
-                ready: State::new(
-                    Truth::True,
-                    ready::DEPLOYED,
-                    format!("cluster {cluster}: {}", state.ready.message),
-                ),
-                outlook: Outlook::Reconciling,
-                last_message: format!("Successfully deployed to region {}", self.region()),
-            },
+            Truth::True => {
+                let message = format!("cluster {cluster}: {}", state.ready.message);
+                Assessment {
+                    phase: DeploymentPhase::Ready,
+                    ready: State::new(Truth::True, ready::DEPLOYED, message),
+                    outlook: Outlook::Reconciling,
+                    last_message: format!("Successfully deployed to region {}", self.region()),
+                }
+            }
             truth => {
                 let progress = state.progress.as_ref();
                 let progress =
@@ -215,25 +206,18 @@ impl DeploymentView<'_> {
             Some(site) => {
                 let cluster = &site.placement.cluster;
                 let state = self.report_on(site).map(|stored| &stored.report.state);
-                let failure = state.and_then(|state| state.error.as_ref());
-                let failure = failure.filter(|it| it.truth == Truth::True);
+                let failure = state.and_then(|state| failure_assessment(state, cluster));
                 let progress = state.and_then(|state| state.progress.as_ref());
                 if let Some(cause) = silence_reason(site) {
                     format!("deletion waits: {cause}; {orphan_hint}")
                 } else if !site.placement.removing {
                     "checking the deletion".to_owned()
                 } else if let Some(failure) = failure {
-                    let message = format!("cluster {cluster}: {}", failure.message);
-                    return error_assessment(State::new(
-                        Truth::False,
-                        failure_reason(&failure.reason),
-                        message,
-                    ));
+                    return failure;
+                } else if let Some(progress) = progress {
+                    format!("cluster {cluster}: {}", progress.message)
                 } else {
-                    match progress {
-                        Some(progress) => format!("cluster {cluster}: {}", progress.message),
-                        None => format!("waiting for the report of cluster {cluster}"),
-                    }
+                    format!("waiting for the report of cluster {cluster}")
                 }
             }
         };
@@ -252,49 +236,29 @@ impl DeploymentView<'_> {
         let target = match &self.target {
             Err(state) => state.clone(),
             Ok(site) => {
+                let cluster = &site.placement.cluster;
                 let member = site.cluster.member.as_ref();
-                let resolved = member.and_then(|(_, member)| member.resolved.clone());
-                resolved.map_or_else(
-                    || {
-                        State::new(
-                            Truth::Unknown,
-                            krypton_types::conditions::reason::STARTING,
-                            format!("EdgeCluster {} is new", site.placement.cluster),
-                        )
-                    },
-                    |state| State {
-                        message: format!(
-                            "EdgeCluster {}: {}",
-                            site.placement.cluster, state.message
-                        ),
+                match member.and_then(|(_, member)| member.resolved.clone()) {
+                    Some(state) => State {
+                        message: format!("EdgeCluster {cluster}: {}", state.message),
                         ..state
                     },
-                )
+                    None => {
+                        let message = format!("EdgeCluster {cluster} is new");
+                        State::new(Truth::Unknown, reason::STARTING, message)
+                    }
+                }
             }
         };
         let previous_reason = conditions::find(&conditions, READY).map(|state| state.reason);
-        conditions::set(
-            &mut conditions,
-            TARGET_RESOLVED,
-            &target,
-            generation,
-            self.now,
-        );
-        conditions::set(
-            &mut conditions,
-            READY,
-            &assessment.ready,
-            generation,
-            self.now,
-        );
         let (ready, outlook) = (&assessment.ready, assessment.outlook);
+        for (type_, state) in [(TARGET_RESOLVED, &target), (READY, ready)] {
+            conditions::set(&mut conditions, type_, state, generation, self.now);
+        }
         conditions::set_progress(&mut conditions, ready, outlook, generation, self.now);
         let mut events = Vec::new();
-        let report = self
-            .target
-            .as_ref()
-            .ok()
-            .and_then(|site| self.report_on(site));
+        let target = self.target.as_ref().ok();
+        let report = target.and_then(|site| self.report_on(site));
         let applied_chart = report.map(|stored| stored.report.applied_chart.clone());
         let applied_chart = applied_chart.filter(|chart| !chart.is_empty());
         let previous_chart = previous.and_then(|status| status.last_applied_chart.clone());
@@ -302,10 +266,8 @@ impl DeploymentView<'_> {
             && let Some(chart) = applied_chart.as_ref()
             && previous_chart.as_ref() != Some(chart)
         {
-            events.push(ObjectEvent::normal(
-                "HelmDeployed",
-                format!("{}: {chart}", self.release_description()),
-            ));
+            let message = format!("{}: {chart}", self.release_description());
+            events.push(ObjectEvent::normal("HelmDeployed", message));
         }
         // The hub records a correction as an event of the same reason.
         let is_recorded = assessment.ready.reason == ready::REPAIR_TRIGGERED
@@ -375,6 +337,14 @@ fn failure_reason(reported: &str) -> &str {
         fetch if reason::is_chart_fetch(fetch) => ready::HELM_FAILED,
         other => other,
     }
+}
+
+/// Returns the failure that the member reports.
+fn failure_assessment(state: &ClusterState, cluster: &str) -> Option<Assessment> {
+    let failure = state.error.as_ref()?;
+    let message = format!("cluster {cluster}: {}", failure.message);
+    let state = State::new(Truth::False, failure_reason(&failure.reason), message);
+    (failure.truth == Truth::True).then(|| error_assessment(state))
 }
 
 fn error_assessment(state: State) -> Assessment {
