@@ -194,11 +194,11 @@ pub(crate) async fn run(
             event = objects.next() => changed = store.apply_event(event, &controller),
             event = members.next() => changed = store.apply_member_event(event),
             (key, written) = requests.writes.next() => {
-                store.write_ended(key, written, &controller);
+                store.write_ended(&key, written, &controller);
                 changed = true;
             }
             (key, deletion_read) = requests.deletion_reads.next() => {
-                store.read_ended(key, deletion_read);
+                store.read_ended(&key, deletion_read);
                 changed = true;
             }
             () = clock::sleep_until(due, now) => {}
@@ -295,7 +295,7 @@ impl DeploymentStore {
 
     fn by_age(&self) -> Vec<(&DeploymentKey, &DeploymentEntry)> {
         let mut entries: Vec<_> = self.entries.iter().collect();
-        entries.sort_by_key(|(key, entry)| (creation_nanos(&entry.object), *key));
+        entries.sort_by_key(|(_, entry)| entry.object.metadata.creation_timestamp.clone());
         entries
     }
 
@@ -361,60 +361,37 @@ impl DeploymentStore {
         }
     }
 
+    /// Stores the written object, unless the watch has delivered a newer one.
     fn write_ended(
         &mut self,
-        key: DeploymentKey,
+        key: &DeploymentKey,
         result: Result<DeploymentWriteResult, JoinError>,
         controller: &DeploymentController,
     ) {
-        match result {
-            Ok(result) => {
-                if let Some(outcome) = result.outcome {
-                    controller.writes.count(HomeWrites::DEPLOYMENT, outcome);
-                }
-                self.apply_write(key, result, &controller.notices);
-            }
+        let result = match result {
+            Ok(result) => result,
             Err(error) => {
                 tracing::error!(%error, deployment = %key, "the write of a KryptonDeployment panicked");
-                self.finish(&key, Outcome::Failed);
+                return self.finish(key, Outcome::Failed);
             }
+        };
+        if let Some(outcome) = result.outcome {
+            controller.writes.count(HomeWrites::DEPLOYMENT, outcome);
         }
-    }
-
-    fn read_ended(&mut self, key: DeploymentKey, result: Result<DeploymentDeletion, JoinError>) {
-        match result {
-            Ok(read) => self.apply_read(&key, &read),
-            Err(error) => {
-                tracing::error!(%error, deployment = %key, "the read of a KryptonDeployment panicked");
-                self.finish(&key, Outcome::Failed);
-            }
-        }
-    }
-
-    /// Stores the written object, unless the watch has delivered a newer one.
-    fn apply_write(
-        &mut self,
-        key: DeploymentKey,
-        result: DeploymentWriteResult,
-        recorder: &HomeEvents,
-    ) {
-        if result.is_crd_outdated
-            && self.crd_outdated_until.is_none()
-            && let Some(entry) = self.entries.get(&key)
-        {
-            request_span(&key, &entry.object).in_scope(|| {
-                tracing::warn!(
-                    problem = CRD_OUTDATED,
-                    "CRD of KryptonDeployments is outdated"
-                );
-            });
-            record_events(
-                &entry.object,
-                vec![ObjectEvent::warning("CrdOutdated", CRD_OUTDATED)],
-                recorder,
-            );
-        }
+        let recorder = &controller.notices;
         if result.is_crd_outdated {
+            if self.crd_outdated_until.is_none()
+                && let Some(entry) = self.entries.get(key)
+            {
+                request_span(key, &entry.object).in_scope(|| {
+                    tracing::warn!(
+                        problem = CRD_OUTDATED,
+                        "CRD of KryptonDeployments is outdated"
+                    );
+                });
+                let event = ObjectEvent::warning("CrdOutdated", CRD_OUTDATED);
+                record_events(&entry.object, vec![event], recorder);
+            }
             self.crd_outdated_until = Some(BootTime(BootTime::now().0 + CRD_RETRY));
         }
         if let Some(object) = &result.object {
@@ -427,9 +404,9 @@ impl DeploymentStore {
                 Outcome::Again(retry_time())
             }
         };
-        self.finish(&key, outcome);
+        self.finish(key, outcome);
         // The watch may have delivered the object's deletion first.
-        let Some(entry) = self.entries.get_mut(&key) else {
+        let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
         if result.object.is_none() {
@@ -443,15 +420,24 @@ impl DeploymentStore {
         }
     }
 
-    fn apply_read(&mut self, key: &DeploymentKey, read: &DeploymentDeletion) {
-        let entry = self.entries.get_mut(key);
-        let current = entry.filter(|entry| entry.object.metadata.uid.as_ref() == Some(&read.uid));
-        let outcome = match (current, read.deletion) {
-            (Some(entry), Some(deletion)) => {
-                entry.deletion = Some(deletion);
-                Outcome::Done
+    fn read_ended(&mut self, key: &DeploymentKey, result: Result<DeploymentDeletion, JoinError>) {
+        let outcome = match result {
+            Ok(read) => {
+                let is_current = |entry: &&mut DeploymentEntry| {
+                    entry.object.metadata.uid.as_ref() == Some(&read.uid)
+                };
+                match (self.entries.get_mut(key).filter(is_current), read.deletion) {
+                    (Some(entry), Some(deletion)) => {
+                        entry.deletion = Some(deletion);
+                        Outcome::Done
+                    }
+                    _ => Outcome::Again(retry_time()),
+                }
             }
-            _ => Outcome::Again(retry_time()),
+            Err(error) => {
+                tracing::error!(%error, deployment = %key, "the read of a KryptonDeployment panicked");
+                Outcome::Failed
+            }
         };
         self.finish(key, outcome);
     }
@@ -488,12 +474,6 @@ fn recorded_placements(object: &KryptonDeployment) -> &[Placement] {
 
 fn retry_time() -> BootTime {
     BootTime(BootTime::now().0 + AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>()))
-}
-
-/// Returns the creation time in nanoseconds since 1970.
-fn creation_nanos(object: &KryptonDeployment) -> Option<i128> {
-    let created = object.metadata.creation_timestamp.as_ref();
-    created.map(|time| time.0.as_nanosecond())
 }
 
 #[cfg(test)]

@@ -283,7 +283,7 @@ async fn failed_writes_back_off() {
         };
         let store = &mut fixture.store;
         home_writer::start(&mut store.queue, key.clone(), start);
-        store.apply_write(key.clone(), result, &HomeEvents::discarding());
+        store.write_ended(&key, Ok(result), &fixture.controller);
         store.queue.not_before(&key).since(start)
     };
     for seconds in [1, 2, 4, 8, 16, 30, 30] {
