@@ -1,14 +1,14 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::edge_cluster::EdgeClusterStatus;
 use krypton_crds::krypton_deployment::KryptonDeploymentStatus;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::names;
 use kube::Config as KubeConfig;
-use kube::core::ObjectMeta;
 use kube::runtime::watcher::{self, Event};
 
 use super::watch_events::{ListErrorLog, list_error_log};
 use super::*;
-use crate::discovery::named_secrets::SecretName;
+use crate::discovery::named_secrets::{SecretName, SecretState};
 
 struct ControllerFixture {
     controller: DeploymentController,
@@ -64,6 +64,13 @@ fn placed_object(name: &str, region: serde_json::Value, key: Option<&str>) -> Kr
     object
 }
 
+fn secret_name(namespace: &str, name: &str) -> SecretName {
+    SecretName {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
 fn member(name: &str) -> EdgeCluster {
     let source =
         serde_json::json!({"sourceRef": {"kind": "Secret", "namespace": "fleet", "name": name}});
@@ -85,6 +92,14 @@ impl ControllerFixture {
             Event::Delete(object) => Event::Delete(DeserializeGuard(Ok(object))),
         };
         self.store.apply_event(Ok(guarded), &self.controller);
+    }
+
+    fn list_objects(&mut self, objects: impl IntoIterator<Item = KryptonDeployment>) {
+        self.apply_event(Event::Init);
+        for object in objects {
+            self.apply_event(Event::InitApply(object));
+        }
+        self.apply_event(Event::InitDone);
     }
 
     fn list_members(&mut self, names: &[&str]) {
@@ -128,24 +143,17 @@ async fn deployment_shows_only_charts_given_by_hub() {
 
     let mut fixture = fixture();
     let region = serde_json::json!({"name": "paris", "kubeconfigSecretName": "edge-1"});
-    fixture.apply_event(Event::Init);
-    fixture.apply_event(Event::InitApply(placed_object("acme", region, None)));
-    fixture.apply_event(Event::InitDone);
+    fixture.list_objects([placed_object("acme", region, None)]);
     fixture.list_members(&["edge-1"]);
-    let secret = SecretName {
-        namespace: "fleet".to_owned(),
-        name: "edge-1".to_owned(),
-    };
-    let present = crate::discovery::named_secrets::SecretState::Present {
+    let secret = secret_name("fleet", "edge-1");
+    let present = SecretState::Present {
         member: "edge-1".to_owned(),
         open: true,
     };
     let secret_states: SecretStates = Arc::new([(secret, present)].into());
     let key = DeploymentKey::new("accounts", "acme");
-    fixture
-        .controller
-        .reports
-        .set_desired_chart("edge-1", "r/c:1");
+    let reports = &fixture.controller.reports;
+    reports.set_desired_chart("edge-1", "r/c:1");
     for (reported, shown) in [("https://elsewhere/c:1", None), ("r/c:1", Some("r/c:1"))] {
         let report = DeploymentReport {
             uid: "uid-of-acme".to_owned(),
@@ -204,13 +212,8 @@ async fn absent_kind_orders_nothing_but_keeps_known_orders() {
     assert!(fixture.ordered().unwrap().is_empty());
     assert!(fixture.secret_references.get().as_ref().unwrap().is_empty());
 
-    fixture.apply_event(Event::Init);
-    fixture.apply_event(Event::InitApply(placed_object(
-        "acme",
-        serde_json::json!({"name": "paris"}),
-        None,
-    )));
-    fixture.apply_event(Event::InitDone);
+    let region = serde_json::json!({"name": "paris"});
+    fixture.list_objects([placed_object("acme", region, None)]);
     fixture.list_fails(404);
     fixture.list_fails(404);
     fixture.decide();
@@ -222,36 +225,23 @@ async fn recorded_secret_stays_named_after_spec_change() {
     let mut fixture = fixture();
     let region = |namespace: &str, key: &str| serde_json::json!({"name": "x", "kubeconfig": {"secret": {"namespace": namespace, "name": "new", "key": key}}});
     let mut elder = placed_object("elder", region("theirs", "admin.conf"), Some("value"));
-    let created = |second| ObjectMeta {
-        creation_timestamp: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
-            jiff::Timestamp::from_second(second).unwrap(),
-        )),
-        ..ObjectMeta::default()
-    };
-    elder.metadata.creation_timestamp = created(1).creation_timestamp;
+    let created = |second| Some(Time(Timestamp::from_second(second).unwrap()));
+    elder.metadata.creation_timestamp = created(1);
     let mut younger = object("younger", region("accounts", "other"));
-    younger.metadata.creation_timestamp = created(2).creation_timestamp;
+    younger.metadata.creation_timestamp = created(2);
     let mut same_namespace = object("also", region("accounts", "admin.conf"));
-    same_namespace.metadata.creation_timestamp = created(1).creation_timestamp;
+    same_namespace.metadata.creation_timestamp = created(1);
     // An object that may not name the Secret does not determine its key.
     let mut outsider = object("stranger", region("victims", "another"));
-    outsider.metadata.creation_timestamp = created(0).creation_timestamp;
+    outsider.metadata.creation_timestamp = created(0);
     let mut victim = object("victim", region("victims", ""));
     victim.metadata.namespace = Some("victims".to_owned());
     fixture.list_members(&["edge-1"]);
-    fixture.apply_event(Event::Init);
-    for object in [elder, younger, same_namespace, outsider, victim] {
-        fixture.apply_event(Event::InitApply(object));
-    }
-    fixture.apply_event(Event::InitDone);
+    fixture.list_objects([elder, younger, same_namespace, outsider, victim]);
     fixture.decide();
     let secret_references = fixture.secret_references.get().unwrap();
     let reference = |namespace: &str, name: &str| {
-        let secret = SecretName {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        };
-        let reference = &secret_references[&secret];
+        let reference = &secret_references[&secret_name(namespace, name)];
         (reference.key.clone().unwrap_or_default(), reference.trusted)
     };
     assert_eq!(reference("fleet", "edge-1"), ("value".to_owned(), true));
@@ -267,10 +257,8 @@ async fn recorded_secret_stays_named_after_spec_change() {
 #[tokio::test]
 async fn failed_writes_back_off() {
     let mut fixture = fixture();
-    fixture.apply_event(Event::Apply(object(
-        "acme",
-        serde_json::json!({"name": "paris"}),
-    )));
+    let region = serde_json::json!({"name": "paris"});
+    fixture.apply_event(Event::Apply(object("acme", region)));
     let key = fixture.store.entries.keys().next().unwrap().clone();
     let mut pause_after = |outcome| {
         let start = BootTime::now();
