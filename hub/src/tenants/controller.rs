@@ -54,8 +54,8 @@ const STEPS_MAX: usize = 4_096;
 struct TenantEntry {
     tenant: Arc<Tenant>,
     memory: DecisionMemory,
-    /// The fields of the last written status that home's CRD has dropped.
-    dropped_fields: Option<TenantStatus>,
+    /// The last written status, if home's CRD has dropped fields of it.
+    written_status: Option<TenantStatus>,
 }
 
 impl TenantEntry {
@@ -63,43 +63,32 @@ impl TenantEntry {
         Self {
             tenant,
             memory: DecisionMemory::default(),
-            dropped_fields: None,
+            written_status: None,
         }
     }
 
     /// Returns whether the recorded status equals `status`, apart from fields that the CRD dropped.
     fn is_recorded(&self, status: &TenantStatus) -> bool {
-        let are_dropped = || self.dropped_fields.as_ref() == Some(&recent_fields(status));
-        let equals_others = |recorded: &TenantStatus| {
-            let recent = recent_fields(recorded);
-            let others = TenantStatus {
-                next_steps: recent.next_steps,
-                clusters: recent.clusters,
-                history: recent.history,
-                last_handled_reconcile_at: recent.last_handled_reconcile_at,
-                ..status.clone()
-            };
-            *recorded == others
+        let Some(recorded) = &self.tenant.status else {
+            return false;
         };
-        let recorded = self.tenant.status.as_ref();
-        recorded.is_some_and(|recorded| {
-            recorded == status || (are_dropped() && equals_others(recorded))
-        })
+        // An earlier schema of the CRD lacks these fields.
+        let equals_with_dropped = |written: &TenantStatus| {
+            let complete = TenantStatus {
+                next_steps: written.next_steps.clone(),
+                clusters: written.clusters.clone(),
+                history: written.history.clone(),
+                last_handled_reconcile_at: written.last_handled_reconcile_at.clone(),
+                ..recorded.clone()
+            };
+            complete == *status
+        };
+        let written = self.written_status.as_ref();
+        recorded == status || written.is_some_and(equals_with_dropped)
     }
 
     fn version(&self) -> Option<&String> {
         self.tenant.metadata.resource_version.as_ref()
-    }
-}
-
-/// Returns only the fields that an earlier schema of the CRD lacks.
-fn recent_fields(status: &TenantStatus) -> TenantStatus {
-    TenantStatus {
-        next_steps: status.next_steps.clone(),
-        clusters: status.clusters.clone(),
-        history: status.history.clone(),
-        last_handled_reconcile_at: status.last_handled_reconcile_at.clone(),
-        ..TenantStatus::default()
     }
 }
 
@@ -170,8 +159,8 @@ struct FinishedWrite {
     object: Option<Tenant>,
     /// Whether the write was to record the placement.
     records_placement: bool,
-    /// The recent fields of the written status, if home's CRD dropped one of them.
-    dropped_fields: Option<TenantStatus>,
+    /// The written status, if home's CRD dropped fields of it.
+    written_status: Option<TenantStatus>,
     /// The finalizer was removed, and these objects remain.
     orphaned: Option<String>,
     /// The new phase, if it changed.
@@ -519,7 +508,7 @@ impl TenantStore {
     fn reset_memory(&mut self) {
         for entry in self.entries.values_mut() {
             entry.memory = DecisionMemory::default();
-            entry.dropped_fields = None;
+            entry.written_status = None;
         }
         self.enqueue_all();
     }

@@ -21,7 +21,7 @@ use serde_json::json;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::{FinishedWrite, TenantStore, TenantWrite, recent_fields};
+use super::{FinishedWrite, TenantStore, TenantWrite};
 use crate::leader::home_writer;
 use crate::members::tenant_reports::TenantReports;
 use crate::tenants::placement::TenantDeletionCause;
@@ -65,15 +65,9 @@ pub(super) async fn send_write(
                     "status": status,
                 });
                 // A merge patch removes only fields that are null.
-                if status.history.is_empty() {
-                    patch["status"]["history"] = json!(null);
-                }
-                patch["status"]["summary"] = json!(status.summary);
-                if status.next_steps.is_empty() {
-                    patch["status"]["nextSteps"] = json!(null);
-                }
-                if status.clusters.is_empty() {
-                    patch["status"]["clusters"] = json!(null);
+                let fields = &mut patch["status"];
+                for name in ["history", "summary", "nextSteps", "clusters"] {
+                    fields[name] = fields.get(name).cloned().unwrap_or_default();
                 }
                 let patch = Patch::Merge(&patch);
                 api.patch_status(&key.name, &params, &patch).await
@@ -96,36 +90,35 @@ pub(super) async fn send_write(
         tenant
     });
     Span::current().record("outcome", outcome.name());
-    let (phase, dropped_fields) = match &write {
-        TenantWrite::Status(status) => (
-            new_phase(tenant.status.as_ref(), status),
-            dropped_fields(status, object.as_ref()),
-        ),
-        TenantWrite::AddFinalizer(_) | TenantWrite::RemoveFinalizer { .. } => (None, None),
-    };
-    let orphaned = match write {
-        TenantWrite::RemoveFinalizer { orphaned } => orphaned,
-        TenantWrite::Status(_) | TenantWrite::AddFinalizer(_) => None,
+    let (phase, written_status, orphaned) = match write {
+        TenantWrite::Status(status) => {
+            let phase = new_phase(tenant.status.as_ref(), &status);
+            let is_dropped = drops_fields(&status, object.as_ref());
+            (phase, is_dropped.then_some(*status), None)
+        }
+        TenantWrite::AddFinalizer(_) => (None, None, None),
+        TenantWrite::RemoveFinalizer { orphaned } => (None, None, orphaned),
     };
     FinishedWrite {
         base_version,
         object,
         records_placement,
-        dropped_fields,
+        written_status,
         orphaned,
         phase,
         outcome,
     }
 }
 
-/// Returns the recent fields of the written status, if the stored object lacks one of them.
-fn dropped_fields(written: &TenantStatus, object: Option<&Tenant>) -> Option<TenantStatus> {
-    let stored = object?.status.as_ref()?;
-    let is_dropped = stored.next_steps.len() != written.next_steps.len()
-        || stored.clusters.len() != written.clusters.len()
-        || stored.history != written.history
-        || stored.last_handled_reconcile_at != written.last_handled_reconcile_at;
-    is_dropped.then(|| recent_fields(written))
+/// Returns whether the stored object lacks fields of the written status.
+fn drops_fields(written: &TenantStatus, object: Option<&Tenant>) -> bool {
+    let stored = object.and_then(|object| object.status.as_ref());
+    stored.is_some_and(|stored| {
+        stored.next_steps.len() != written.next_steps.len()
+            || stored.clusters.len() != written.clusters.len()
+            || stored.history != written.history
+            || stored.last_handled_reconcile_at != written.last_handled_reconcile_at
+    })
 }
 
 /// Returns the phase over all members, if it differs from the recorded one. A new Tenant is Pending.
@@ -152,7 +145,7 @@ impl TenantStore {
         let Some(entry) = self.entries.get_mut(&key) else {
             return self.queue.forget(&key);
         };
-        entry.dropped_fields = written.dropped_fields;
+        entry.written_status = written.written_status;
         if let Some(object) = written
             .object
             .as_ref()
@@ -237,9 +230,8 @@ mod tests {
         ] {
             let mut tenant = Tenant::new("acme", krypton_crds::tenant::TenantSpec::default());
             tenant.status = Some(stored);
-            let dropped = dropped_fields(&status, Some(&tenant));
-            let expected = is_dropped.then(|| status.clone());
-            assert_eq!(dropped, expected, "{:?}", tenant.status);
+            let drops_fields = drops_fields(&status, Some(&tenant));
+            assert_eq!(drops_fields, is_dropped, "{:?}", tenant.status);
         }
     }
 

@@ -85,7 +85,7 @@ fn finished(base_version: &str, object: Option<Tenant>) -> FinishedWrite {
         base_version: Some(base_version.to_owned()),
         object,
         records_placement: false,
-        dropped_fields: None,
+        written_status: None,
         orphaned: None,
         phase: None,
         outcome: WriteOutcome::Ok,
@@ -246,11 +246,11 @@ fn fields_unknown_to_old_crd_are_written_once() {
     assert_eq!(status.next_steps.len(), 1);
     assert_eq!(status.clusters.len(), 1);
     // The CRD dropped the fields from the write.
-    let recent = recent_fields(&status);
+    let written = status.clone();
     status.next_steps.clear();
     status.clusters.clear();
     let kept = FinishedWrite {
-        dropped_fields: Some(recent),
+        written_status: Some(written),
         ..finished("0", Some(object("1", Some(status.clone()))))
     };
     finish(&mut store, &reports, kept);
@@ -274,7 +274,7 @@ fn history_that_crd_drops_counts_as_recorded() {
     let tenant = object("1", Some(TenantStatus::default()));
     let mut entry = TenantEntry::new(Arc::new(tenant));
     assert!(!entry.is_recorded(&with_history(1)));
-    entry.dropped_fields = Some(recent_fields(&with_history(1)));
+    entry.written_status = Some(with_history(1));
     assert!(entry.is_recorded(&with_history(1)));
     assert!(!entry.is_recorded(&with_history(2)), "it is another");
 }
