@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::index::{TenantIndex, members_in_conditions};
-use super::placement::{self, PlacementDecision, PlacementStep, TenantDeletionCause};
+use super::placement::{self, FinalizerChange, PlacementDecision};
 use crate::leader::Leader;
 use crate::leader::home_writer::{self, HomeWrites, MIN_WRITE_INTERVAL, WriteOutcome};
 use crate::members::placement_orders::PlacementOrders;
@@ -96,12 +96,7 @@ impl TenantEntry {
 #[derive(Debug)]
 pub(super) enum TenantWrite {
     Status(Box<TenantStatus>),
-    /// Place the Tenant on this member: add the finalizer and the annotation.
-    AddFinalizer(String),
-    /// Remove the finalizer and the annotation. `orphaned` is the message of the event.
-    RemoveFinalizer {
-        orphaned: Option<String>,
-    },
+    Finalizer(FinalizerChange),
 }
 
 /// The result of [`TenantStore::next_write`].
@@ -116,8 +111,7 @@ pub(super) enum NextWrite {
 /// Home's Tenants, and the set of Tenants to check.
 #[derive(Debug)]
 pub(super) struct TenantStore {
-    /// `Some` if the hub places Tenants.
-    planner: Option<PlacementPlanner>,
+    planner: PlacementPlanner,
     /// Until this time, the hub assumes that home's CRD drops `status.placement`.
     record_dropped_until: Option<BootTime>,
     entries: BTreeMap<TenantKey, TenantEntry>,
@@ -139,7 +133,7 @@ pub(super) struct TenantStore {
 impl Default for TenantStore {
     fn default() -> Self {
         Self {
-            planner: None,
+            planner: PlacementPlanner::default(),
             record_dropped_until: None,
             entries: BTreeMap::new(),
             listed: BTreeSet::new(),
@@ -182,7 +176,7 @@ pub async fn run(
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
     let mut watch = Watch::objects(api, Config::default());
     let mut store = TenantStore {
-        planner: placements.map(PlacementPlanner::new),
+        planner: PlacementPlanner::new(placements),
         ..TenantStore::default()
     };
     let mut writes: KeyedTasks<TenantKey, FinishedWrite> = KeyedTasks::default();
@@ -214,20 +208,14 @@ pub async fn run(
         store.publish_orders(&reports, watch.term());
         if crd_reads.is_empty()
             && now >= next_crd_read
-            && let Some(unverified) = store
-                .planner
-                .as_mut()
-                .and_then(PlacementPlanner::take_unverified)
+            && let Some(unverified) = store.planner.take_unverified()
         {
             next_crd_read = BootTime(now.0 + MIN_WRITE_INTERVAL);
             crd_reads.spawn(read_crd(client.clone(), unverified, settings.self_cluster));
         }
         let grace_end = reports.next_grace_end();
-        let has_unverified = store
-            .planner
-            .as_ref()
-            .is_some_and(PlacementPlanner::has_unverified);
-        let crd_read = (has_unverified && crd_reads.is_empty()).then_some(next_crd_read);
+        let must_read_crd = store.planner.has_unverified() && crd_reads.is_empty();
+        let crd_read = must_read_crd.then_some(next_crd_read);
         let mut wake = [startup_grace_until, grace_end, crd_read]
             .into_iter()
             .flatten()
@@ -269,9 +257,9 @@ pub async fn run(
                 }
             },
             Some(read) = crd_reads.join_next(), if !crd_reads.is_empty() => {
-                if let (Ok((deletions, crd)), Some(planner)) = (read, &mut store.planner) {
+                if let Ok((deletions, crd)) = read {
                     store.queue.extend(deletions.keys().cloned());
-                    planner.record_crd_read(deletions, crd);
+                    store.planner.record_crd_read(deletions, crd);
                 }
             }
             (key, written) = writes.next() => match written {
@@ -294,26 +282,20 @@ impl TenantStore {
     /// Starts over with a new list of home's Tenants.
     fn reset_list(&mut self) {
         (self.synced, self.crd_absent) = (false, false);
-        if let Some(planner) = &mut self.planner {
-            planner.reset();
-        }
+        self.planner.reset();
     }
 
     /// Publishes the orders that follow from changes. Does nothing until the list of home's Tenants from
     /// this term is complete, or home does not serve Tenants.
     fn publish_orders(&mut self, reports: &TenantReports, term: Option<BootTime>) {
         let is_read = self.synced || self.crd_absent;
-        let Some(planner) = self.planner.as_mut().filter(|_| is_read) else {
+        let Some(targets) = reports.targets().filter(|_| is_read) else {
             return;
         };
-        let Some(targets) = reports.targets() else {
-            return;
-        };
-        planner.placements.read_in(term);
         // Tenants that a standby saw earlier may be gone. The next list marks all of them.
         let entries = self.synced.then_some(&self.entries);
         let tenant = |key: &TenantKey| entries?.get(key).map(|entry| &*entry.tenant);
-        let affected = planner.publish(tenant, &targets);
+        let affected = self.planner.publish(term, tenant, &targets);
         self.enqueue(affected);
     }
 
@@ -327,18 +309,16 @@ impl TenantStore {
     ) -> PlacementDecision {
         let targets = view.targets.as_deref();
         let member = placement::current_member(tenant, targets).unwrap_or_default();
-        let planner = self.planner.as_ref();
-        let report = planner.and_then(|planner| planner.placements.latest_report(member, key));
+        let planner = &self.planner;
+        let report = planner.latest_report(member, key);
         let input = placement::PlacementInput {
-            enabled: planner.is_some(),
+            enabled: planner.is_enabled(),
             crd_keeps_record: self.record_dropped_until.is_none_or(|until| until <= now),
             targets,
             silence: placement::silence(view, member),
-            report: report.as_ref().map(|stored| &stored.report),
-            exceeds_limit: planner.is_some_and(|planner| planner.exceeds_limit(member, key)),
-            deletion: planner.map_or(TenantDeletionCause::Unknown, |planner| {
-                planner.deletion_cause(key, tenant)
-            }),
+            report: report.as_ref(),
+            exceeds_limit: planner.exceeds_limit(member, key),
+            deletion: planner.deletion_cause(key, tenant),
         };
         placement::decide(tenant, &input)
     }
@@ -394,13 +374,10 @@ impl TenantStore {
                 self.with_unnamed.remove(&key);
             }
             entry.memory = decision.memory;
-            let write = match placement.step {
-                PlacementStep::AddFinalizer(member) => Some(TenantWrite::AddFinalizer(member)),
-                PlacementStep::RemoveFinalizer { orphaned } => {
-                    Some(TenantWrite::RemoveFinalizer { orphaned })
-                }
-                PlacementStep::None if entry.is_recorded(&decision.status) => None,
-                PlacementStep::None => {
+            let write = match placement.finalizer {
+                Some(change) => Some(TenantWrite::Finalizer(change)),
+                None if entry.is_recorded(&decision.status) => None,
+                None => {
                     decision.status.hub_epoch = Some(epoch);
                     Some(TenantWrite::Status(Box::new(decision.status)))
                 }
@@ -433,9 +410,7 @@ impl TenantStore {
     ) {
         if changed.all {
             self.enqueue_all();
-            if let Some(planner) = &mut self.planner {
-                planner.mark_dirty(self.entries.keys().cloned());
-            }
+            self.planner.mark_dirty(self.entries.keys().cloned());
         }
         self.enqueue(changed.keys);
         if changed.all || (changed.members.is_empty() && changed.clusters.is_empty()) {
@@ -460,14 +435,8 @@ impl TenantStore {
         if !changed.members.is_empty() {
             affected.extend(self.with_unnamed.iter().cloned());
         }
-        if let Some(planner) = &mut self.planner {
-            planner.mark_dirty(
-                affected
-                    .iter()
-                    .filter(|key| self.entries.contains_key(key))
-                    .cloned(),
-            );
-        }
+        let existing = affected.iter().filter(|key| self.entries.contains_key(key));
+        self.planner.mark_dirty(existing.cloned());
         self.enqueue(affected);
     }
 

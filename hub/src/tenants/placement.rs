@@ -50,21 +50,18 @@ pub(super) enum TenantDeletionCause {
     CrdWithoutRestore,
 }
 
-/// The change to the Tenant at home.
+/// The change to the finalizer and the annotation of the Tenant at home.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum PlacementStep {
-    None,
-    /// Add the finalizer and the annotation with this member. The hub orders nothing before this.
-    AddFinalizer(String),
-    /// Remove the finalizer. `orphaned` describes the objects that remain, and where.
-    RemoveFinalizer {
-        orphaned: Option<String>,
-    },
+pub(super) enum FinalizerChange {
+    /// Place the Tenant on this member. The hub orders nothing before this.
+    Add(String),
+    /// `orphaned` describes the objects that remain, and where.
+    Remove { orphaned: Option<String> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlacementDecision {
-    pub(super) step: PlacementStep,
+    pub(super) finalizer: Option<FinalizerChange>,
     /// The condition `Placed`. `None` removes it.
     pub(super) condition: Option<State>,
     /// The placement to record in the status. It stays there for the lifetime of the Tenant.
@@ -270,7 +267,7 @@ pub(super) fn decide(tenant: &Tenant, input: &PlacementInput<'_>) -> PlacementDe
     // The Tenant is about to be placed, or another client overwrote home's finalizer.
     if input.enabled && !has_placed_finalizer(tenant) {
         return PlacementDecision {
-            step: PlacementStep::AddFinalizer(placed_member.to_owned()),
+            finalizer: Some(FinalizerChange::Add(placed_member.to_owned())),
             ..only_condition(Some(waiting_for(placed_member)))
         };
     }
@@ -324,7 +321,7 @@ fn decide_unplaced(tenant: &Tenant, member: &str, input: &PlacementInput<'_>) ->
         };
     }
     PlacementDecision {
-        step: PlacementStep::AddFinalizer(member.to_owned()),
+        finalizer: Some(FinalizerChange::Add(member.to_owned())),
         ..waiting
     }
 }
@@ -337,9 +334,9 @@ fn decide_placed(
     let deleted = tenant.metadata.deletion_timestamp.is_some();
     if let Some(message) = orphan_message(tenant, placed_member, input) {
         return PlacementDecision {
-            step: PlacementStep::RemoveFinalizer {
+            finalizer: Some(FinalizerChange::Remove {
                 orphaned: Some(message.clone()),
-            },
+            }),
             ..only_condition(Some(State::new(Truth::False, reason::DELETING, message)))
         };
     }
@@ -368,9 +365,9 @@ fn decide_placed(
             .as_ref()
             .filter(|state| state.reason == reason::BELONGS_TO_ANOTHER);
         return PlacementDecision {
-            step: PlacementStep::RemoveFinalizer {
+            finalizer: Some(FinalizerChange::Remove {
                 orphaned: foreign.map(|state| format!("{member}: {}", state.message)),
-            },
+            }),
             ..only_condition(state)
         };
     }
@@ -535,7 +532,7 @@ fn waiting_for(member: &str) -> State {
 
 fn only_condition(condition: Option<State>) -> PlacementDecision {
     PlacementDecision {
-        step: PlacementStep::None,
+        finalizer: None,
         condition,
         placement: None,
     }

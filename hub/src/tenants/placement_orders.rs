@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use krypton_crds::tenant::Tenant;
-use krypton_types::placed_tenant::{PlacedTenant, placed_on};
+use krypton_runtime::clock::BootTime;
+use krypton_types::placed_tenant::{PlacedReport, PlacedTenant, placed_on};
 use krypton_types::tenant::{Lifetime, TenantKey};
 
 use super::placement::{self, TenantDeletionCause};
@@ -16,7 +17,8 @@ use crate::members::tenant_reports::Targets;
 /// The orders, and the Tenants that exceed a member's limit.
 #[derive(Debug, Default)]
 pub(super) struct PlacementPlanner {
-    pub(super) placements: Arc<PlacementOrders>,
+    /// `None` if the hub does not place Tenants.
+    placements: Option<Arc<PlacementOrders>>,
     /// By member, each with its creation time.
     orders: BTreeMap<String, BTreeMap<TenantKey, (i64, PlacedTenant)>>,
     member_of: BTreeMap<TenantKey, String>,
@@ -55,11 +57,21 @@ impl CrdObservation {
 }
 
 impl PlacementPlanner {
-    pub(super) fn new(placements: Arc<PlacementOrders>) -> Self {
+    pub(super) fn new(placements: Option<Arc<PlacementOrders>>) -> Self {
         Self {
             placements,
             ..Self::default()
         }
+    }
+
+    pub(super) fn is_enabled(&self) -> bool {
+        self.placements.is_some()
+    }
+
+    /// Returns the member's latest report on the order for a Tenant.
+    pub(super) fn latest_report(&self, member: &str, key: &TenantKey) -> Option<PlacedReport> {
+        let stored = self.placements.as_ref()?.latest_report(member, key)?;
+        Some(stored.report)
     }
 
     /// Starts over with a new list of home. All orders are published again after it, and all causes of
@@ -107,7 +119,9 @@ impl PlacementPlanner {
     }
 
     pub(super) fn mark_dirty(&mut self, keys: impl IntoIterator<Item = TenantKey>) {
-        self.dirty.extend(keys);
+        if self.is_enabled() {
+            self.dirty.extend(keys);
+        }
     }
 
     pub(super) fn exceeds_limit(&self, member: &str, key: &TenantKey) -> bool {
@@ -115,13 +129,18 @@ impl PlacementPlanner {
         over_limit.is_some_and(|over_limit| over_limit.contains(key))
     }
 
-    /// Publishes the orders that have changed. The caller must know all of home's Tenants and EdgeClusters.
-    /// Returns the Tenants whose status changes with it.
+    /// Publishes the orders that have changed. The caller must know all of home's Tenants and EdgeClusters of
+    /// this term. Returns the Tenants whose status changes with it.
     pub(super) fn publish<'a>(
         &mut self,
+        term: Option<BootTime>,
         tenant: impl Fn(&TenantKey) -> Option<&'a Tenant>,
         targets: &Targets,
     ) -> BTreeSet<TenantKey> {
+        let Some(placements) = self.placements.clone() else {
+            return BTreeSet::new();
+        };
+        placements.read_in(term);
         while let Some(key) = self.dirty.pop_first() {
             let order = tenant(&key).and_then(|tenant| {
                 let cause = self.verified_cause(&key, tenant);
@@ -154,10 +173,10 @@ impl PlacementPlanner {
         // The first time, all of them have changed.
         if std::mem::replace(&mut self.published, true) {
             for (member, orders) in changed {
-                self.placements.set_member_orders(&member, orders);
+                placements.set_member_orders(&member, orders);
             }
         } else {
-            self.placements.set_orders(changed);
+            placements.set_orders(changed);
         }
         affected
     }
@@ -206,7 +225,6 @@ impl PlacementPlanner {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-    use krypton_runtime::clock::BootTime;
     use krypton_runtime::newest::{Newest as _, NewestSeen as _};
     use krypton_types::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
     use kube::ResourceExt;
@@ -260,7 +278,7 @@ mod tests {
     #[test]
     fn orders_are_published_complete_and_drop_removed_tenants() {
         let placements = Arc::new(PlacementOrders::default());
-        let mut planner = PlacementPlanner::new(Arc::clone(&placements));
+        let mut planner = PlacementPlanner::new(Some(Arc::clone(&placements)));
         let targets: Targets = ["edge-1", "edge-2"]
             .map(|name| (name.to_owned(), Target::default()))
             .into();
@@ -273,7 +291,7 @@ mod tests {
         let mut orders = placements.orders();
         assert!(orders.get().is_none());
         let publish = |planner: &mut PlacementPlanner, tenants: &BTreeMap<TenantKey, Tenant>| {
-            planner.publish(|key| tenants.get(key), &targets)
+            planner.publish(None, |key| tenants.get(key), &targets)
         };
         assert!(publish(&mut planner, &tenants).is_empty());
         let names = |orders: &Option<crate::members::remote_orders::Orders<PlacedTenant>>,
@@ -299,7 +317,7 @@ mod tests {
     #[test]
     fn new_term_rechecks_deletion_before_removal() {
         let placements = Arc::new(PlacementOrders::default());
-        let mut planner = PlacementPlanner::new(Arc::clone(&placements));
+        let mut planner = PlacementPlanner::new(Some(Arc::clone(&placements)));
         let targets: Targets = [("edge-1".to_owned(), Target::default())].into();
         let mut deleted = tenant("a", "edge-1");
         deleted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
@@ -313,27 +331,25 @@ mod tests {
             created: None,
         };
         planner.mark_dirty([key("a")]);
-        planner.publish(|_| Some(&deleted), &targets);
+        planner.publish(None, |_| Some(&deleted), &targets);
         let unverified = planner.take_unverified().unwrap();
         planner.record_crd_read(unverified, Some(crd));
-        planner.publish(|_| Some(&deleted), &targets);
+        planner.publish(None, |_| Some(&deleted), &targets);
         assert!(removes());
         let since = BootTime(std::time::Duration::from_secs(1));
         placements.reset_for_term(since);
         planner.reset();
-        placements.read_in(Some(since));
-        planner.publish(|_| Some(&deleted), &targets);
+        planner.publish(Some(since), |_| Some(&deleted), &targets);
         assert!(placements.orders().get().is_some() && !removes());
         // In the interim, the finalizer was removed.
         planner.mark_dirty([key("a")]);
-        planner.publish(|_| None, &targets);
+        planner.publish(Some(since), |_| None, &targets);
         assert!(!removes() && !planner.has_unverified());
     }
 
     #[test]
     fn tenant_is_reported_when_left_out_and_readmitted() {
-        let placements = Arc::new(PlacementOrders::default());
-        let mut planner = PlacementPlanner::new(placements);
+        let mut planner = PlacementPlanner::new(Some(Arc::default()));
         let targets: Targets = [("edge-1".to_owned(), Target::default())].into();
         let mut tenants: BTreeMap<TenantKey, Tenant> = BTreeMap::new();
         for name in ["a", "b", "c"] {
@@ -343,12 +359,12 @@ mod tests {
             tenants.insert(key(name), tenant);
         }
         planner.mark_dirty(tenants.keys().cloned());
-        let affected = planner.publish(|key| tenants.get(key), &targets);
+        let affected = planner.publish(None, |key| tenants.get(key), &targets);
         assert_eq!(affected, [key("c")].into());
         assert!(planner.exceeds_limit("edge-1", &key("c")));
         tenants.remove(&key("a"));
         planner.mark_dirty([key("a")]);
-        let affected = planner.publish(|key| tenants.get(key), &targets);
+        let affected = planner.publish(None, |key| tenants.get(key), &targets);
         assert_eq!(affected, [key("c")].into());
         assert!(!planner.exceeds_limit("edge-1", &key("c")));
     }

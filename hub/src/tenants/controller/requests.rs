@@ -24,7 +24,7 @@ use tracing::field::Empty;
 use super::{FinishedWrite, TenantStore, TenantWrite};
 use crate::leader::home_writer;
 use crate::members::tenant_reports::TenantReports;
-use crate::tenants::placement::TenantDeletionCause;
+use crate::tenants::placement::{FinalizerChange, TenantDeletionCause};
 use crate::tenants::placement_orders::{CrdObservation, UnverifiedDeletions};
 
 /// Retry interval after home's CRD dropped `status.placement`.
@@ -49,15 +49,6 @@ pub(super) async fn send_write(
     let records_placement = matches!(&write, TenantWrite::Status(status) if status.placement.as_ref() != recorded_placement(&tenant));
     let request = async {
         let params = PatchParams::default();
-        let metadata_patch = |finalizers: Vec<String>, placed_on: Option<&str>| {
-            let annotations = json!({ names::PLACED_ON_ANNOTATION: placed_on });
-            Patch::Merge(json!({ "metadata": {
-                "resourceVersion": base_version,
-                "finalizers": finalizers,
-                "annotations": annotations,
-            }}))
-        };
-        let mut finalizers = tenant.finalizers().to_vec();
         match &write {
             TenantWrite::Status(status) => {
                 let mut patch = json!({
@@ -72,14 +63,22 @@ pub(super) async fn send_write(
                 let patch = Patch::Merge(&patch);
                 api.patch_status(&key.name, &params, &patch).await
             }
-            TenantWrite::AddFinalizer(member) => {
-                finalizers.push(names::PLACED_FINALIZER.to_owned());
-                let patch = metadata_patch(finalizers, Some(member));
-                api.patch(&key.name, &params, &patch).await
-            }
-            TenantWrite::RemoveFinalizer { .. } => {
+            TenantWrite::Finalizer(change) => {
+                let mut finalizers = tenant.finalizers().to_vec();
                 finalizers.retain(|finalizer| finalizer != names::PLACED_FINALIZER);
-                let patch = metadata_patch(finalizers, None);
+                let placed_on = match change {
+                    FinalizerChange::Add(member) => {
+                        finalizers.push(names::PLACED_FINALIZER.to_owned());
+                        Some(member)
+                    }
+                    FinalizerChange::Remove { .. } => None,
+                };
+                let annotations = json!({ names::PLACED_ON_ANNOTATION: placed_on });
+                let patch = Patch::Merge(json!({ "metadata": {
+                    "resourceVersion": base_version,
+                    "finalizers": finalizers,
+                    "annotations": annotations,
+                }}));
                 api.patch(&key.name, &params, &patch).await
             }
         }
@@ -96,8 +95,8 @@ pub(super) async fn send_write(
             let is_dropped = drops_fields(&status, object.as_ref());
             (phase, is_dropped.then_some(*status), None)
         }
-        TenantWrite::AddFinalizer(_) => (None, None, None),
-        TenantWrite::RemoveFinalizer { orphaned } => (None, None, orphaned),
+        TenantWrite::Finalizer(FinalizerChange::Add(_)) => (None, None, None),
+        TenantWrite::Finalizer(FinalizerChange::Remove { orphaned }) => (None, None, orphaned),
     };
     FinishedWrite {
         base_version,

@@ -194,7 +194,7 @@ fn placement_record_precedes_finalizer_where_crd_keeps_it() {
     };
     for crd_keeps_record in [true, false] {
         let mut store = TenantStore {
-            planner: Some(PlacementPlanner::new(Arc::default())),
+            planner: PlacementPlanner::new(Some(Arc::default())),
             ..TenantStore::default()
         };
         store.put(key(), named_tenant("1", None), &reports);
@@ -222,7 +222,7 @@ fn placement_record_precedes_finalizer_where_crd_keeps_it() {
         };
         let next = next_write(&mut store, &reports, at(due));
         assert!(
-            matches!(&next, NextWrite::Write(_, _, TenantWrite::AddFinalizer(member)) if member == MEMBER),
+            matches!(&next, NextWrite::Write(_, _, TenantWrite::Finalizer(FinalizerChange::Add(member))) if member == MEMBER),
             "{next:?}"
         );
     }
@@ -354,7 +354,7 @@ fn orders_are_published_while_home_lacks_crd() {
     let on = (names::PLACED_ON_ANNOTATION.to_owned(), MEMBER.to_owned());
     placed.metadata.annotations = Some([on].into());
     let mut store = TenantStore {
-        planner: Some(PlacementPlanner::new(Arc::clone(&placements))),
+        planner: PlacementPlanner::new(Some(Arc::clone(&placements))),
         ..TenantStore::default()
     };
     // A standby saw this Tenant before the CRD was deleted.

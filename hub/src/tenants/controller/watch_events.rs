@@ -45,9 +45,6 @@ impl TenantStore {
             Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
                 let gone = self.entries.keys().filter(|key| !listed.contains(key));
-                if let Some(planner) = &mut self.planner {
-                    planner.mark_dirty(gone.clone().cloned());
-                }
                 let gone: Vec<_> = gone.cloned().collect();
                 for key in gone {
                     self.remove(&key);
@@ -63,9 +60,6 @@ impl TenantStore {
                 if let Some((key, _)) = decode(guard) {
                     self.remove(&key);
                     reports.set_is_summarised(&key, false);
-                    if let Some(planner) = &mut self.planner {
-                        planner.mark_dirty([key]);
-                    }
                 }
             }
         }
@@ -87,9 +81,7 @@ impl TenantStore {
             .map(|entry| Arc::clone(&entry.tenant));
         self.index.update(&key, previous.as_deref(), Some(&tenant));
         self.queue.add(key.clone());
-        if let Some(planner) = &mut self.planner {
-            planner.mark_dirty([key.clone()]);
-        }
+        self.planner.mark_dirty([key.clone()]);
         match self.entries.get_mut(&key) {
             // The Tenant was recreated: the memory belongs to its predecessor.
             Some(entry) if entry.tenant.metadata.uid != tenant.metadata.uid => {
@@ -108,6 +100,7 @@ impl TenantStore {
             self.index.update(key, Some(&entry.tenant), None);
             self.with_unnamed.remove(key);
         }
+        self.planner.mark_dirty([key.clone()]);
         self.queue.forget(key);
     }
 }

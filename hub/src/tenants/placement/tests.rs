@@ -127,12 +127,12 @@ fn order_member(tenant: &Tenant, targets: &Targets) -> Option<String> {
 
 /// The step as a word, and the reason.
 fn outcome(decision: &PlacementDecision) -> (&str, &str) {
-    let step = match &decision.step {
-        PlacementStep::None if decision.placement.is_some() => "record",
-        PlacementStep::None => "",
-        PlacementStep::AddFinalizer(_) => "begin",
-        PlacementStep::RemoveFinalizer { orphaned: None } => "end",
-        PlacementStep::RemoveFinalizer { .. } => "orphan",
+    let step = match &decision.finalizer {
+        None if decision.placement.is_some() => "record",
+        None => "",
+        Some(FinalizerChange::Add(_)) => "begin",
+        Some(FinalizerChange::Remove { orphaned: None }) => "end",
+        Some(FinalizerChange::Remove { .. }) => "orphan",
     };
     let condition = decision.condition.as_ref();
     (step, condition.map_or("", |condition| &condition.reason))
@@ -266,7 +266,7 @@ fn placed_condition_follows_member_report_unless_home_overrides() {
     for (tenant, input, expected) in table {
         let decision = decide(&tenant, &input);
         assert_eq!(outcome(&decision), expected, "{tenant:?} {input:?}");
-        let is_waiting = decision.step == PlacementStep::None
+        let is_waiting = decision.finalizer.is_none()
             && ["ClusterUnreachable", "NotPlacing", "MemberLeft"].contains(&expected.1);
         if is_waiting && tenant.metadata.deletion_timestamp.is_some() {
             let message = decision.condition.unwrap().message;
@@ -323,8 +323,8 @@ fn placement_is_recorded_then_held_then_ordered() {
         ("edge-1", CLUSTER)
     );
     let recorded = with_record(tenant(), "edge-1", CLUSTER);
-    let add_finalizer = PlacementStep::AddFinalizer("edge-1".to_owned());
-    assert_eq!(decide(&recorded, &input(&targets)).step, add_finalizer);
+    let add_finalizer = Some(FinalizerChange::Add("edge-1".to_owned()));
+    assert_eq!(decide(&recorded, &input(&targets)).finalizer, add_finalizer);
     assert_eq!(order_member(&recorded, &targets), None);
     let member = order_member(&placed(tenant()), &targets);
     assert_eq!(member.as_deref(), Some("edge-1"));
@@ -336,7 +336,7 @@ fn placement_is_recorded_then_held_then_ordered() {
     for tenant in [elsewhere, nowhere] {
         let wiped = without_metadata(placed(tenant));
         let decision = decide(&wiped, &input(&targets));
-        assert_eq!(decision.step, add_finalizer, "{wiped:?}");
+        assert_eq!(decision.finalizer, add_finalizer, "{wiped:?}");
         assert_eq!(order_member(&wiped, &targets), None);
         let off = PlacementInput {
             enabled: false,
@@ -347,14 +347,14 @@ fn placement_is_recorded_then_held_then_ordered() {
             targets: None,
             ..input(&targets)
         };
-        assert_eq!(decide(&wiped, &early).step, add_finalizer);
+        assert_eq!(decide(&wiped, &early).finalizer, add_finalizer);
         let again = with_record(without_record(wiped.clone()), "edge-1", CLUSTER);
         let decision = decide(&again, &input(&targets));
         assert_eq!(outcome(&decision), ("", "ClusterRefChanged"));
         assert_eq!(order_member(&again, &targets).as_deref(), Some("edge-1"));
         // A deleted Tenant does not get the finalizer back.
         let deleted = deleted(wiped);
-        assert_eq!(decide(&deleted, &input(&targets)).step, PlacementStep::None);
+        assert_eq!(decide(&deleted, &input(&targets)).finalizer, None);
         assert_eq!(order_member(&deleted, &targets), None);
     }
 
