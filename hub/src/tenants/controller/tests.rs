@@ -30,11 +30,7 @@ fn naming_member() -> TenantSpec {
 }
 
 fn at(millis: u64) -> DecisionTime {
-    DecisionTime {
-        boot: BootTime(Duration::from_millis(millis)),
-        wall: jiff::Timestamp::UNIX_EPOCH,
-        in_startup_grace: false,
-    }
+    now(BootTime(Duration::from_millis(millis)))
 }
 
 fn send(reports: &TenantReports, report: TenantReport) {
@@ -462,41 +458,4 @@ fn members_known_by_number_only_are_found_again() {
     let summary = status.summary.unwrap();
     assert_eq!((summary.clusters, summary.unknown), (55, 0));
     assert!(store.with_unnamed.is_empty());
-}
-
-/// Prints the cost of one change, for `--ignored --nocapture`. Asserts nothing.
-#[test]
-#[ignore = "a measurement: 500,000 Tenants take a gigabyte"]
-fn cost_of_a_change_among_five_thousand_members() {
-    let cpu = || -> Duration {
-        let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-        let nanos = stat.split_whitespace().next().unwrap().parse().unwrap();
-        Duration::from_nanos(nanos)
-    };
-    let started = std::time::Instant::now();
-    let mut fleet = HomeSimulation::new(5_000, 100);
-    println!(
-        "5,000 members x 100 Tenants decided and written: {:?}",
-        started.elapsed()
-    );
-    for (what, connected) in [("silent", false), ("heard", true)] {
-        let cpu_before = cpu();
-        for number in 0..20 {
-            fleet.set_connected(number * 200, connected);
-            assert_eq!(fleet.reconcile(), 100);
-        }
-        println!(
-            "{what}: {:?} of CPU for a member",
-            (cpu() - cpu_before) / 20
-        );
-    }
-    let cpu_before = cpu();
-    for number in 0..20 {
-        fleet.report_all(number * 200, false);
-        assert_eq!(fleet.reconcile(), 100);
-    }
-    println!(
-        "reports: {:?} of CPU for a member",
-        (cpu() - cpu_before) / 20
-    );
 }
