@@ -127,7 +127,7 @@ pub(super) struct TenantStore {
     /// Tenants with unnamed members, known only as a count. Any member may be one of them.
     with_unnamed: BTreeSet<TenantKey>,
     /// Number of decisions so far.
-    decisions: u64,
+    pub(super) decisions: u64,
 }
 
 impl Default for TenantStore {
@@ -438,11 +438,6 @@ impl TenantStore {
         let existing = affected.iter().filter(|key| self.entries.contains_key(key));
         self.planner.mark_dirty(existing.cloned());
         self.enqueue(affected);
-    }
-
-    /// Returns the number of decisions so far.
-    pub(super) fn decisions(&self) -> u64 {
-        self.decisions
     }
 
     /// Simulates a write that completes before any other event.

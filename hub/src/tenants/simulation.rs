@@ -79,7 +79,7 @@ impl HomeSimulation {
         let settings = settings();
         let dirty = self.reports.take_dirty(self.now);
         self.store.mark_affected(dirty, &self.reports, &settings);
-        let previous = self.store.decisions();
+        let previous = self.store.decisions;
         loop {
             let now = now(self.now);
             match self
@@ -93,7 +93,7 @@ impl HomeSimulation {
                 }
                 // Nothing is placed here.
                 NextWrite::Write(..) | NextWrite::Yield => {}
-                NextWrite::Idle => return self.store.decisions() - previous,
+                NextWrite::Idle => return self.store.decisions - previous,
             }
         }
     }

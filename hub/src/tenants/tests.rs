@@ -18,7 +18,8 @@ use crate::members::tenant_reports::{
     TenantReportChanges, TenantReports,
 };
 use crate::tenants::placement::set_conditions;
-use crate::tenants::status::{Decision, DecisionMemory, DecisionTime, decide};
+use crate::tenants::simulation::now;
+use crate::tenants::status::{DecisionMemory, DecisionTime, decide};
 
 mod coming;
 mod departure;
@@ -34,28 +35,31 @@ fn aggregated(
 ) -> TenantStatus {
     let view = ReportedView {
         members: members.clone(),
-        others_without: 0,
         targets: targets.cloned().map(Arc::new),
+        ..ReportedView::default()
     };
     let now = DecisionTime {
-        boot: BootTime::default(),
-        wall: Timestamp::UNIX_EPOCH,
         in_startup_grace,
+        ..now(BootTime::default())
     };
-    let decision = decide(tenant, &view, settings, &DecisionMemory::default(), now);
-    completed(tenant, decision, None, now.wall)
+    let mut memory = DecisionMemory::default();
+    decided(tenant, &view, settings, &mut memory, None, now)
 }
 
-/// Returns the status of a decision as the controller completes it.
-fn completed(
+/// Returns the status of a decision as the controller completes it, and keeps the memory.
+fn decided(
     tenant: &Tenant,
-    mut decision: Decision,
+    view: &ReportedView,
+    settings: &TenantSettings,
+    memory: &mut DecisionMemory,
     placed: Option<&State>,
-    now: Timestamp,
+    now: DecisionTime,
 ) -> TenantStatus {
+    let mut decision = decide(tenant, view, settings, memory, now);
+    *memory = decision.memory;
     let generation = tenant.metadata.generation.unwrap_or_default();
     let outlook = decision.outlook;
-    set_conditions(&mut decision.status, placed, outlook, generation, now);
+    set_conditions(&mut decision.status, placed, outlook, generation, now.wall);
     decision.status
 }
 
@@ -93,8 +97,7 @@ fn report(truth: Truth, reason: &str) -> TenantReport {
 fn settings() -> TenantSettings {
     TenantSettings {
         self_cluster: true,
-        allow_chart_skip: false,
-        namespaces: None,
+        ..simulation::settings()
     }
 }
 

@@ -99,21 +99,17 @@ fn unready_tenant_is_reconciling_stalled_or_paused() {
 fn unreported_tenant_keeps_conditions_of_its_placement() {
     let mut acme = naming("team-a", Some("edge-1"));
     let placed = State::new(Truth::False, reason::TOO_MANY, "the member is full");
-    let members = complete_views(&[(names::SELF_CLUSTER, None), ("edge-1", None)]);
+    let view = ReportedView {
+        members: complete_views(&[(names::SELF_CLUSTER, None), ("edge-1", None)]),
+        ..ReportedView::default()
+    };
     let decide = |acme: &Tenant, second| {
-        let now = Timestamp::from_second(second).unwrap();
-        let view = ReportedView {
-            members: members.clone(),
-            others_without: 0,
-            targets: None,
+        let now = DecisionTime {
+            wall: Timestamp::from_second(second).unwrap(),
+            ..now(BootTime::default())
         };
-        let time = DecisionTime {
-            boot: BootTime::default(),
-            wall: now,
-            in_startup_grace: false,
-        };
-        let decision = super::decide(acme, &view, &settings(), &DecisionMemory::default(), time);
-        completed(acme, decision, Some(&placed), now)
+        let mut memory = DecisionMemory::default();
+        decided(acme, &view, &settings(), &mut memory, Some(&placed), now)
     };
     let status = decide(&acme, 1);
     let stalled = conditions::find(&status.conditions, conditions::STALLED);

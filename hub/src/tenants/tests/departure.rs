@@ -58,9 +58,8 @@ impl HubFixture {
             wall,
             in_startup_grace: self.uptime < Duration::from_secs(45),
         };
-        let decision = decide(&self.tenant, &self.view, &settings(), &self.memory, now);
-        self.memory = decision.memory.clone();
-        let status = completed(&self.tenant, decision, None, wall);
+        let (tenant, memory) = (&self.tenant, &mut self.memory);
+        let status = decided(tenant, &self.view, &settings(), memory, None, now);
         if self.tenant.status.as_ref() != Some(&status) {
             self.writes += 1;
             self.tenant.status = Some(status.clone());

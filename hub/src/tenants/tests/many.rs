@@ -33,13 +33,6 @@ fn all_installed(count: usize) -> BTreeMap<String, TenantReport> {
     each.collect()
 }
 
-fn edges_only() -> TenantSettings {
-    TenantSettings {
-        self_cluster: false,
-        ..settings()
-    }
-}
-
 fn decide_next(
     tenant: &mut Tenant,
     view: &ReportedView,
@@ -47,13 +40,10 @@ fn decide_next(
     in_startup_grace: bool,
 ) -> TenantStatus {
     let now = DecisionTime {
-        boot: BootTime::default(),
-        wall: Timestamp::UNIX_EPOCH,
         in_startup_grace,
+        ..now(BootTime::default())
     };
-    let decision = decide(tenant, view, &edges_only(), memory, now);
-    *memory = decision.memory.clone();
-    let status = completed(tenant, decision, None, now.wall);
+    let status = decided(tenant, view, &simulation::settings(), memory, None, now);
     tenant.status = Some(status.clone());
     status
 }
