@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_helm::chart::{ChartCache, Credentials, CredentialsError, CurrentCredentials};
+use krypton_helm::chart::{ChartCache, Credentials, CurrentCredentials};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
@@ -42,33 +42,6 @@ pub async fn wait_for_first_read(mut now: watch::Receiver<CurrentCredentials>) {
     }
 }
 
-/// How the Secret differs from the last read.
-#[derive(Debug)]
-enum SecretChange {
-    Unchanged,
-    New(Arc<Credentials>),
-    /// The Secret exists but is unusable.
-    Invalid(CredentialsError),
-    Gone,
-}
-
-/// Compares the Secret with the last read. `last_version` is its resourceVersion at that time.
-fn detect_change(secret: Option<&Secret>, last_version: &mut Option<String>) -> SecretChange {
-    let Some(secret) = secret else {
-        *last_version = None;
-        return SecretChange::Gone;
-    };
-    let version = secret.metadata.resource_version.clone();
-    if version.is_some() && *last_version == version {
-        return SecretChange::Unchanged;
-    }
-    *last_version = version;
-    match Credentials::from_secret(secret) {
-        Ok(credentials) => SecretChange::New(Arc::new(credentials)),
-        Err(error) => SecretChange::Invalid(error),
-    }
-}
-
 /// Polls the Secret until `stop`. While it is unreadable or invalid, the last good credentials stay in use.
 /// Deleting it removes them.
 pub(crate) async fn poll_secret(
@@ -81,8 +54,7 @@ pub(crate) async fn poll_secret(
     let mut periodic = Periodic::new("reading the charts' credentials", SCHEDULE);
     loop {
         let outcome = credentials.read().await.map(|secret| {
-            let change = detect_change(secret.as_ref(), &mut last_version);
-            if apply_change(&secret_name, change, &tx) {
+            if apply(&secret_name, secret.as_ref(), &mut last_version, &tx) {
                 credentials.charts.forget_failures();
             }
             NextRun::AsScheduled
@@ -94,29 +66,35 @@ pub(crate) async fn poll_secret(
     }
 }
 
-/// Applies the result. Returns whether the credentials changed.
-fn apply_change(
-    secret: &str,
-    change: SecretChange,
+/// Applies what was read. `last_version` is the Secret's resourceVersion at the last read. Returns whether the
+/// credentials changed.
+fn apply(
+    name: &str,
+    secret: Option<&Secret>,
+    last_version: &mut Option<String>,
     tx: &watch::Sender<CurrentCredentials>,
 ) -> bool {
-    let problem = match change {
-        SecretChange::Unchanged => return false,
-        SecretChange::New(credentials) => {
-            tracing::info!(%secret, "using the chart credentials");
-            tx.send_modify(|now| *now = Ok(credentials));
+    let version = secret.and_then(|secret| secret.metadata.resource_version.clone());
+    if version.is_some() && *last_version == version {
+        return false;
+    }
+    *last_version = version;
+    let problem = match secret.map(Credentials::from_secret) {
+        Some(Ok(credentials)) => {
+            tracing::info!(secret = %name, "using the chart credentials");
+            tx.send_modify(|now| *now = Ok(Arc::new(credentials)));
             return true;
         }
-        SecretChange::Invalid(error) => {
+        Some(Err(error)) => {
             let problem = chain(&error);
-            tracing::warn!(%secret, %problem, "the charts' credentials cannot be used; the last good ones stay");
+            tracing::warn!(secret = %name, %problem, "the charts' credentials cannot be used; the last good ones stay");
             if tx.get().is_ok() {
                 return false;
             }
-            format!("Secret {secret} (--chart-credentials-secret) cannot be used: {problem}")
+            format!("Secret {name} (--chart-credentials-secret) cannot be used: {problem}")
         }
-        SecretChange::Gone => format!(
-            "Secret {secret} (--chart-credentials-secret) does not exist; create it, or remove the flag"
+        None => format!(
+            "Secret {name} (--chart-credentials-secret) does not exist; create it, or remove the flag"
         ),
     };
     let problem: Arc<str> = problem.into();
@@ -162,10 +140,8 @@ mod tests {
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         let (tx, rx) = watch::channel(NOT_READ.map_err(Into::into));
         let mut last_version = None;
-        let mut poll = |secret: Option<Secret>| {
-            let change = detect_change(secret.as_ref(), &mut last_version);
-            apply_change("ns/name", change, &tx)
-        };
+        let mut poll =
+            |secret: Option<Secret>| apply("ns/name", secret.as_ref(), &mut last_version, &tx);
         let problem = || rx.get().as_ref().map(drop).map_err(ToString::to_string);
 
         assert!(poll(None));
