@@ -173,8 +173,7 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
     permanent.spawn(LABEL_TASK, run_label(clearing_label, leader.clone()));
     let notifier = context.start_notifier(webhook, &fleet_state, &leader, (&mut tasks, &stop));
     if let Some(pinned) = pinned {
-        let pinned = pinned.with_notifier(notifier.clone());
-        tasks.spawn(pinned.run(leader.clone(), stop.clone()));
+        tasks.spawn(pinned.run(leader.clone(), notifier.clone(), stop.clone()));
     }
     let crds = home_crds::recreate_deleted(
         Arc::clone(&settings),

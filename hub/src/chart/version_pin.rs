@@ -200,19 +200,9 @@ impl ChartPin {
         tx: watch::Sender<ResolvedVersion>,
         stop: &CancellationToken,
     ) -> PinnedVersion {
-        let mut pinned = PinnedVersion {
-            pin: self,
-            tx,
-            next: None,
-            failures: 0,
-            last_resolution: None,
-            notifier: Notifier::default(),
-        };
-        if stop
-            .run_until_cancelled(pinned.refresh(None))
-            .await
-            .is_none()
-        {
+        let mut pinned = PinnedVersion::new(self, tx);
+        let refresh = pinned.refresh(None);
+        if stop.run_until_cancelled(refresh).await.is_none() {
             tracing::debug!("stopped before the version range was resolved");
         }
         pinned
@@ -333,15 +323,26 @@ impl ChartPin {
 }
 
 impl PinnedVersion {
-    /// Adds the recorder of states for notifications.
-    #[must_use]
-    pub(crate) fn with_notifier(self, notifier: Notifier) -> Self {
-        Self { notifier, ..self }
+    fn new(pin: ChartPin, tx: watch::Sender<ResolvedVersion>) -> Self {
+        Self {
+            pin,
+            tx,
+            next: None,
+            failures: 0,
+            last_resolution: None,
+            notifier: Notifier::default(),
+        }
     }
 
     /// Repeats the lookup until `stop`: when it is due, when this hub becomes leader, and at the standby
     /// interval while it is a standby.
-    pub(crate) async fn run(mut self, mut leader: Leader, stop: CancellationToken) {
+    pub(crate) async fn run(
+        mut self,
+        mut leader: Leader,
+        notifier: Notifier,
+        stop: CancellationToken,
+    ) {
+        self.notifier = notifier;
         let mut last_term = None;
         loop {
             let start = BootTime::now();
@@ -350,15 +351,13 @@ impl PinnedVersion {
             let due = async {
                 loop {
                     let now = BootTime::now();
-                    if let Some(leader_term) =
-                        leader.leader_term().filter(|_| leader.may_write(now))
-                        && last_term != Some(leader_term.since)
-                    {
+                    let term = leader.term_since();
+                    if term.is_some() && leader.may_write(now) && last_term != term {
                         // Another leader may have changed the record.
-                        last_term = Some(leader_term.since);
+                        last_term = term;
                         return;
                     }
-                    let standby = leader.leader_term().is_none().then_some(standby_check);
+                    let standby = term.is_none().then_some(standby_check);
                     let next = next.into_iter().chain(standby).min();
                     tokio::select! {
                         () = clock::sleep_until(next, now) => return,
@@ -374,7 +373,7 @@ impl PinnedVersion {
                 tokio::select! {
                     () = self.refresh(Some(&current_leader)) => {}
                     // Members wait for the record, and resolving a range may take long.
-                    () = until_other_term(&mut leader, current_leader.leader_term()) => {}
+                    () = until_other_term(&mut leader, current_leader.term_since()) => {}
                 }
             };
             if stop.run_until_cancelled(attempt).await.is_none() {
@@ -386,9 +385,7 @@ impl PinnedVersion {
     async fn refresh(&mut self, leader: Option<&Leader>) {
         // Take the term before the read. A record that is read in this term includes the writes of all
         // earlier leaders.
-        let term = leader
-            .and_then(Leader::leader_term)
-            .map(|leader_term| leader_term.since);
+        let term = leader.and_then(Leader::term_since);
         let result = match self.read(term).await {
             Ok(config_map) => self.resolve(config_map, leader).await,
             Err(error) => Err(error),
@@ -424,10 +421,8 @@ impl PinnedVersion {
         );
         let config_map = call(attempt, api.get_opt(CHART_CONFIG_MAP)).await?;
         let record = record_in(config_map.as_ref(), &self.pin.digest());
-        self.publish(
-            record.map(|record| self.pin.record_for_members(&record)),
-            term,
-        );
+        let version = record.map(|record| self.pin.record_for_members(&record));
+        self.publish(version, term);
         Ok(config_map)
     }
 
@@ -439,7 +434,7 @@ impl PinnedVersion {
     ) -> Result<Option<Duration>, PinError> {
         let record = record_in(config_map.as_ref(), &self.pin.digest());
         let is_recorded = record.is_some_and(|record| record.content.is_some());
-        let is_leader = leader.is_some_and(|leader| leader.leader_term().is_some());
+        let is_leader = leader.is_some_and(Leader::serves_agents);
         // Without a record, a standby resolves the version itself, but less often than it checks for a
         // record.
         let is_recent = |at: BootTime| BootTime::now().since(at) < RETRY_MAX;
@@ -476,10 +471,9 @@ fn with_jitter(pause: Duration) -> Duration {
 }
 
 /// Waits until this hub leads in a different term than `previous`.
-async fn until_other_term(leader: &mut Leader, previous: Option<LeaderTerm>) {
-    let previous = previous.map(|leader_term| leader_term.since);
+async fn until_other_term(leader: &mut Leader, previous: Option<BootTime>) {
     loop {
-        let current = leader.leader_term().map(|leader_term| leader_term.since);
+        let current = leader.term_since();
         if current.is_some() && current != previous {
             return;
         }

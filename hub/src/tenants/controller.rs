@@ -188,7 +188,7 @@ pub async fn run(
     loop {
         let now = BootTime::now();
         let leading = lead.may_write(now);
-        let leader_term = lead.leader_term().map(|leader_term| leader_term.since);
+        let leader_term = lead.term_since();
         if watch.restart_for_term(leader_term) {
             // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.reset_list();

@@ -98,14 +98,7 @@ fn pinned_version(tx: watch::Sender<ResolvedVersion>) -> PinnedVersion {
         interval: None,
         verified: false,
     };
-    PinnedVersion {
-        pin,
-        tx,
-        next: None,
-        failures: 0,
-        last_resolution: None,
-        notifier: Notifier::default(),
-    }
+    PinnedVersion::new(pin, tx)
 }
 
 #[tokio::test]
