@@ -190,13 +190,6 @@ impl ValuesProblem {
     }
 }
 
-/// One layer of values.
-#[derive(Clone, Copy, Debug)]
-enum ValuesLayer<'a> {
-    From(&'a ValuesSource),
-    Inline(&'a Map<String, Value>),
-}
-
 /// Builds the fleet's chart state: the values file, overridden by the sources in order. `installCRDs`
 /// overrides both.
 ///
@@ -208,10 +201,9 @@ pub fn for_fleet(
     sources: &[ValuesSource],
     readings: &ValuesReadings,
 ) -> Result<ChartState, ValuesProblem> {
-    let layers: Vec<_> = sources.iter().map(ValuesLayer::From).collect();
     let merge =
         |chart: &mut ChartState, layer: &Map<String, Value>| merge(&mut chart.values, layer);
-    merge_layers(&mut chart, &layers, readings, merge)?;
+    merge_layers(&mut chart, sources, None, readings, merge)?;
     Ok(chart)
 }
 
@@ -233,42 +225,38 @@ pub fn for_member(
 ) -> Result<ChartState, ValuesProblem> {
     let sources = spec.values_from.iter().map(ValuesSource::from_reference);
     let sources: Vec<ValuesSource> = sources.collect::<Result<_, _>>()?;
-    let layers: Vec<_> = sources
-        .iter()
-        .map(ValuesLayer::From)
-        .chain(spec.values.as_ref().map(ValuesLayer::Inline))
-        .collect();
     let mut chart = fleet.clone();
     let merge = |chart: &mut ChartState, layer: &Map<String, Value>| *chart = chart.overlaid(layer);
-    merge_layers(&mut chart, &layers, readings, merge)?;
+    merge_layers(&mut chart, &sources, spec.values.as_ref(), readings, merge)?;
     Ok(chart)
 }
 
-/// Merges the layers into the chart's values in order. The order matters where a layer replaces a map with
-/// another type.
+/// Merges the sources into the chart's values in order, and then the inline values. The order matters where a
+/// layer replaces a map with another type.
 fn merge_layers(
     chart: &mut ChartState,
-    layers: &[ValuesLayer<'_>],
+    sources: &[ValuesSource],
+    inline: Option<&Map<String, Value>>,
     readings: &ValuesReadings,
     merge: impl Fn(&mut ChartState, &Map<String, Value>),
 ) -> Result<(), ValuesProblem> {
     let mut secret_layers: Vec<Arc<Map<String, Value>>> = Vec::new();
-    for layer in layers {
-        match layer {
-            ValuesLayer::Inline(own) => merge(chart, own),
-            ValuesLayer::From(source) => {
-                let Some(values) = read_source(source, readings)? else {
-                    continue;
-                };
-                merge(chart, &values);
-                if source.location.kind == ValuesKind::Secret && !values.is_empty() {
-                    secret_layers.push(values);
-                }
-                if source.location.kind == ValuesKind::Secret && readings.salt.is_none() {
-                    return Err(ValuesProblem::NotYet(source.location.clone()));
-                }
+    for source in sources {
+        let Some(values) = read_source(source, readings)? else {
+            continue;
+        };
+        merge(chart, &values);
+        if source.location.kind == ValuesKind::Secret {
+            if readings.salt.is_none() {
+                return Err(ValuesProblem::NotYet(source.location.clone()));
+            }
+            if !values.is_empty() {
+                secret_layers.push(values);
             }
         }
+    }
+    if let Some(inline) = inline {
+        merge(chart, inline);
     }
     let fleet_confidential = chart.confidential.take();
     let mut paths: Vec<String> = fleet_confidential

@@ -37,6 +37,11 @@ fn chart(values: Value) -> ChartState {
     }
 }
 
+fn fleet_with(texts: &[&str], readings: &ValuesReadings) -> Result<ChartState, ValuesProblem> {
+    let sources: Vec<ValuesSource> = texts.iter().map(|text| source(text)).collect();
+    for_fleet(chart(json!({})), &sources, readings)
+}
+
 fn spec(value: Value) -> EdgeClusterSpec {
     serde_json::from_value(value).unwrap()
 }
@@ -148,16 +153,9 @@ fn only_optional_missing_values_are_skipped() {
         ),
         ("secret/there", json!({"a": 1})),
     ]);
-    let fleet_with = |texts: &[&str]| {
-        let sources: Vec<ValuesSource> = texts.iter().map(|text| source(text)).collect();
-        for_fleet(chart(json!({})), &sources, &readings)
-    };
-    assert_eq!(
-        fleet_with(&["configmap/gone?", "secret/there"])
-            .unwrap()
-            .values["a"],
-        1
-    );
+    let fleet_with = |texts: &[&str]| fleet_with(texts, &readings);
+    let fleet = fleet_with(&["configmap/gone?", "secret/there"]).unwrap();
+    assert_eq!(fleet.values["a"], 1);
     let reasons = [
         ("configmap/gone", reason::VALUES_MISSING),
         ("configmap/bad", reason::VALUES_INVALID),
@@ -190,9 +188,9 @@ fn a_secret_waits_for_the_salt() {
             ("configmap/b", json!({"b": 1})),
         ])
     };
-    let problem = for_fleet(chart(json!({})), &[source("secret/a")], &unsalted).unwrap_err();
+    let problem = fleet_with(&["secret/a"], &unsalted).unwrap_err();
     assert_eq!(problem, ValuesProblem::NotYet(source("secret/a").location));
-    assert!(for_fleet(chart(json!({})), &[source("configmap/b")], &unsalted).is_ok());
+    assert!(fleet_with(&["configmap/b"], &unsalted).is_ok());
 }
 
 #[test]
@@ -202,10 +200,7 @@ fn values_too_large_for_member_are_rejected() {
         ("configmap/one", json!({"a": half})),
         ("configmap/two", json!({"b": half})),
     ]);
-    let fleet_with = |texts: &[&str]| {
-        let sources: Vec<ValuesSource> = texts.iter().map(|text| source(text)).collect();
-        for_fleet(chart(json!({})), &sources, &readings)
-    };
+    let fleet_with = |texts: &[&str]| fleet_with(texts, &readings);
     assert!(fleet_with(&["configmap/one"]).is_ok());
     let problem = fleet_with(&["configmap/one", "configmap/two"]).unwrap_err();
     assert_eq!(problem.reason(), reason::VALUES_TOO_LARGE);
