@@ -21,6 +21,7 @@ pub(super) enum DeploymentWrite {
 }
 
 /// A completed write.
+#[derive(Default)]
 pub(super) struct DeploymentWriteResult {
     /// The version before the write.
     pub(super) previous_version: Option<String>,
@@ -53,34 +54,30 @@ pub(super) async fn write(
     let request = send_write(&client, &key, &object, &write);
     let (response, outcome) =
         home_writer::write(format!("writing KryptonDeployment {key}"), request).await;
-    let wrote_nothing = matches!(
-        response,
-        Some(WriteResponse::Changed(_) | WriteResponse::CrdOutdated)
-    );
-    let outcome = (!wrote_nothing).then_some(outcome);
-    if let Some(outcome) = outcome {
+    let mut result = DeploymentWriteResult {
+        previous_version,
+        ..DeploymentWriteResult::default()
+    };
+    match response {
+        Some(WriteResponse::Written(object)) => {
+            (result.object, result.events) = (Some(object), events);
+            result.outcome = Some(outcome);
+        }
+        Some(WriteResponse::Changed(object)) => result.object = Some(object),
+        Some(WriteResponse::CrdOutdated) => {
+            result.is_crd_outdated = true;
+            // Since the hub's start, another client has replaced the CRD.
+            let crd = KryptonDeployment::crd();
+            if let Err(error) = krypton_runtime::crd::upgrade_existing(&client, &crd).await {
+                tracing::warn!(error = %chain(&error), "failed to update the CRD of KryptonDeployments");
+            }
+        }
+        None => result.outcome = Some(outcome),
+    }
+    if let Some(outcome) = result.outcome {
         tracing::Span::current().record("outcome", outcome.name());
     }
-    let is_crd_outdated = matches!(response, Some(WriteResponse::CrdOutdated));
-    // Since the hub's start, another client has replaced the CRD.
-    if is_crd_outdated
-        && let Err(error) =
-            krypton_runtime::crd::upgrade_existing(&client, &KryptonDeployment::crd()).await
-    {
-        tracing::warn!(error = %chain(&error), "failed to update the CRD of KryptonDeployments");
-    }
-    let (object, events) = match response {
-        Some(WriteResponse::Written(object)) => (Some(object), events),
-        Some(WriteResponse::Changed(object)) => (Some(object), Vec::new()),
-        Some(WriteResponse::CrdOutdated) | None => (None, Vec::new()),
-    };
-    DeploymentWriteResult {
-        previous_version,
-        object,
-        is_crd_outdated,
-        events,
-        outcome,
-    }
+    result
 }
 
 /// Prevents the loss of recorded placements. Under a CRD that lacks the field, every write of an object drops

@@ -263,11 +263,8 @@ async fn failed_writes_back_off() {
     let mut pause_after = |outcome| {
         let start = BootTime::now();
         let result = DeploymentWriteResult {
-            previous_version: None,
-            object: None,
-            is_crd_outdated: false,
-            events: Vec::new(),
             outcome: Some(outcome),
+            ..DeploymentWriteResult::default()
         };
         let store = &mut fixture.store;
         home_writer::start(&mut store.queue, key.clone(), start);
