@@ -7,7 +7,7 @@ use krypton_types::deployment::DeploymentKey;
 use krypton_types::names;
 
 use super::{DeploymentController, DeploymentEntry, DeploymentStore, recorded_placements};
-use crate::deployments::target::{TargetMember, TargetReference, is_trusted, target_reference};
+use crate::deployments::target::{TargetReference, is_trusted, target_reference};
 use crate::discovery::SourceKind;
 use crate::discovery::named_secrets::{SecretName, SecretReference};
 
@@ -39,32 +39,23 @@ impl DeploymentStore {
             };
             // The oldest object determines the key. A trusted object precedes any untrusted one.
             if is_trusted && !reference.trusted {
-                *reference = SecretReference {
-                    key,
-                    trusted: is_trusted,
-                };
+                *reference = SecretReference { key, trusted: true };
             } else if is_trusted == reference.trusted {
                 reference.key = reference.key.take().or(key);
             }
         };
         for (key, entry) in by_age {
             for placement in recorded_placements(&entry.object) {
-                let source = self.members.get(&placement.cluster);
-                let is_placed = |member: &&TargetMember| {
-                    member.cluster_uid.as_ref() == Some(&placement.cluster_uid)
+                let Some(member) = self.members.get(&placement.cluster) else {
+                    continue;
                 };
-                let source = source
-                    .filter(is_placed)
-                    .and_then(|cluster| cluster.source.as_ref());
-                let source = source.filter(|source| source.kind == SourceKind::Secret.as_str());
-                if let Some((namespace, secret)) =
-                    source.and_then(|source| source.namespace.clone().zip(source.name.clone()))
+                if member.cluster_uid.as_ref() == Some(&placement.cluster_uid)
+                    && let Some(source) = &member.source
+                    && source.kind == SourceKind::Secret.as_str()
+                    && let (Some(namespace), Some(name)) = (&source.namespace, &source.name)
                 {
-                    let secret = SecretName {
-                        namespace,
-                        name: secret,
-                    };
-                    add(secret, placement.key.clone(), true);
+                    let (namespace, name) = (namespace.clone(), name.clone());
+                    add(SecretName { namespace, name }, placement.key.clone(), true);
                 }
             }
             if let TargetReference::Secret {

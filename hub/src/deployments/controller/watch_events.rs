@@ -44,14 +44,11 @@ impl DeploymentStore {
         controller: &DeploymentController,
     ) -> bool {
         let parse = |guard: DeserializeGuard<KryptonDeployment>| {
-            let mut object = match guard.0 {
-                Ok(object) => object,
-                Err(error) => {
-                    let (namespace, name) = (&error.metadata.namespace, &error.metadata.name);
-                    tracing::warn!(?namespace, ?name, %error, "ignoring invalid KryptonDeployment");
-                    return None;
-                }
-            };
+            let object = guard.0.inspect_err(|error| {
+                let (namespace, name) = (&error.metadata.namespace, &error.metadata.name);
+                tracing::warn!(?namespace, ?name, %error, "ignoring invalid KryptonDeployment");
+            });
+            let mut object = object.ok()?;
             object.metadata.managed_fields = None;
             let key = DeploymentKey::new(object.namespace()?, object.metadata.name.clone()?);
             let namespaces = controller.namespaces.as_ref();
@@ -126,9 +123,9 @@ impl DeploymentStore {
     }
 
     fn insert(&mut self, key: DeploymentKey, object: KryptonDeployment) {
-        let is_same_object =
-            |entry: &&mut DeploymentEntry| entry.object.metadata.uid == object.metadata.uid;
-        if let Some(entry) = self.entries.get_mut(&key).filter(is_same_object) {
+        if let Some(entry) = self.entries.get_mut(&key)
+            && entry.object.metadata.uid == object.metadata.uid
+        {
             // If home was restored from a backup, the object may not be deleted there.
             if object.metadata.deletion_timestamp.is_none() {
                 entry.deletion = None;
