@@ -129,10 +129,6 @@ pub(super) fn decide(
         due,
         charts,
     } = roles;
-    let mut next = DecisionMemory {
-        departing,
-        unnamed: None,
-    };
     if let Some((member, ready)) = refused {
         let state = ClusterState::from(ready.clone());
         members.counted.insert((*member).to_owned(), state);
@@ -158,15 +154,17 @@ pub(super) fn decide(
         members.counted.len(),
         silent,
     );
-    next.unnamed = Some(unnamed);
+    let next = DecisionMemory {
+        departing,
+        unnamed: Some(unnamed),
+    };
     members.unnamed = unnamed.missing;
     if unnamed.missing > 0 && now.in_startup_grace {
         // Keep the recorded status until the unnamed members are overdue.
-        let memory = next;
         return Decision {
             status: recorded,
             outlook: None,
-            memory,
+            memory: next,
             due,
         };
     }
