@@ -155,13 +155,9 @@ impl FleetView {
         durations
     }
 
-    fn rows(
-        &self,
-        encoder: &mut Encoder<'_>,
-        home_state: &HomeState,
-        is_leader: bool,
-    ) -> fmt::Result {
-        let rows = if is_leader {
+    fn rows(&self, encoder: &mut Encoder<'_>, home_state: &HomeState) -> fmt::Result {
+        // While the home cluster doesn't respond, the hub still serves agents and exports their reports.
+        let rows = if home_state.leader.serves_agents() {
             self.members.observations(MemberRow::new)
         } else {
             Vec::new()
@@ -320,11 +316,7 @@ impl Collector for FleetView {
             encoder.gauge(name, help, value)?;
         }
         match home_state {
-            // While the home cluster doesn't respond, the hub still serves agents and exports their
-            // reports.
-            Some(home_state) => {
-                self.rows(&mut encoder, home_state, home_state.leader.serves_agents())
-            }
+            Some(home_state) => self.rows(&mut encoder, home_state),
             None => Ok(()),
         }
     }
