@@ -66,13 +66,9 @@ impl ValuesReadings {
 /// Kind and name of an object.
 type ObjectKey = (ValuesKind, String);
 
-/// A watch event.
-enum ValuesEvent {
-    Changed(ObjectKey),
-    /// A complete list of one kind: objects that it doesn't contain are deleted.
-    Listed(ValuesKind),
-    Failed(ValuesKind, watcher::Error),
-}
+/// A change of the object of this name, or without a name, a complete list of the kind: objects that it doesn't contain
+/// are deleted.
+type ValuesEvent = (ValuesKind, Option<String>);
 
 impl ValuesReader {
     /// Reads and watches the requested locations until `stop`. Opens no watch before the first request.
@@ -133,10 +129,10 @@ impl ValuesReader {
                 changed = self.requested.changed() => if changed.is_err() { return },
                 () = clock::sleep_until(retry, BootTime::now()) => {}
                 Some(event) = watches.next(), if !watches.is_empty() => {
-                    handle_event(event, &requested, &mut due);
+                    mark_due(&event, &requested, &mut due);
                     for _ in 0..BATCH {
                         let Some(Some(event)) = watches.next().now_or_never() else { break };
-                        handle_event(event, &requested, &mut due);
+                        mark_due(&event, &requested, &mut due);
                     }
                 }
             }
@@ -282,14 +278,16 @@ fn watch_events<K: Send + 'static>(
 where
     PartialObjectMeta<K>: ResourceExt,
 {
-    let convert = move |event| match event {
+    let convert = move |event: watcher::Result<Event<PartialObjectMeta<K>>>| match event {
         Ok(Event::Apply(meta) | Event::Delete(meta) | Event::InitApply(meta)) => {
-            let meta: PartialObjectMeta<K> = meta;
-            Some(ValuesEvent::Changed((kind, meta.name_any())))
+            Some((kind, Some(meta.name_any())))
         }
         Ok(Event::Init) => None,
-        Ok(Event::InitDone) => Some(ValuesEvent::Listed(kind)),
-        Err(error) => Some(ValuesEvent::Failed(kind, error)),
+        Ok(Event::InitDone) => Some((kind, None)),
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), kind = kind_name(kind), "failed to watch chart values; retrying");
+            None
+        }
     };
     watch
         .into_stream()
@@ -297,27 +295,17 @@ where
         .boxed()
 }
 
-fn handle_event(
-    event: ValuesEvent,
+/// Marks the requested objects that an event concerns.
+fn mark_due(
+    (kind, name): &ValuesEvent,
     requested: &BTreeSet<ValuesLocation>,
     due: &mut BTreeSet<ObjectKey>,
 ) {
-    match event {
-        ValuesEvent::Changed((kind, name)) => {
-            let matches =
-                |location: &ValuesLocation| location.kind == kind && location.name == name;
-            if requested.iter().any(matches) {
-                due.insert((kind, name));
-            }
-        }
-        ValuesEvent::Listed(kind) => {
-            let of_kind = requested.iter().filter(|location| location.kind == kind);
-            due.extend(of_kind.map(|location| (kind, location.name.clone())));
-        }
-        ValuesEvent::Failed(kind, error) => {
-            tracing::warn!(error = %chain(&error), kind = kind_name(kind), "failed to watch chart values; retrying");
-        }
-    }
+    let is_affected = |location: &&ValuesLocation| {
+        location.kind == *kind && name.as_ref().is_none_or(|name| *name == location.name)
+    };
+    let affected = requested.iter().filter(is_affected);
+    due.extend(affected.map(|location| (*kind, location.name.clone())));
 }
 
 /// The content of an object, and whether it may be used as values.
