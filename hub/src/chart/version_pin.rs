@@ -147,12 +147,8 @@ fn valid_for(
     interval: Option<Duration>,
     now: Timestamp,
 ) -> Option<Duration> {
-    let interval = interval?;
-    let age = now.duration_since(record.resolved);
-    match Duration::try_from(age) {
-        Ok(age) => Some(interval.saturating_sub(age)),
-        Err(_) => Some(interval),
-    }
+    let age = Duration::try_from(now.duration_since(record.resolved));
+    Some(interval?.saturating_sub(age.unwrap_or_default()))
 }
 
 /// Replaces a version whose chart is not verified with a range, which members never install.
