@@ -213,14 +213,9 @@ pub async fn run(
             next_crd_read = BootTime(now.0 + MIN_WRITE_INTERVAL);
             crd_reads.spawn(read_crd(client.clone(), unverified, settings.self_cluster));
         }
-        let grace_end = reports.next_grace_end();
         let must_read_crd = store.planner.has_unverified() && crd_reads.is_empty();
         let crd_read = must_read_crd.then_some(next_crd_read);
-        let mut wake = [startup_grace_until, grace_end, crd_read]
-            .into_iter()
-            .flatten()
-            .min();
-        let mut has_more = false;
+        let (mut queue_wake, mut has_more) = (None, false);
         if leading {
             let now = DecisionTime {
                 boot: now,
@@ -228,22 +223,24 @@ pub async fn run(
                 in_startup_grace: startup_grace_until.is_some(),
             };
             while store.synced {
-                let next = store.next_write(&reports, &settings, &lead, now);
-                let (key, tenant, write) = match next {
-                    NextWrite::Write(key, tenant, write) => (key, tenant, write),
+                match store.next_write(&reports, &settings, &lead, now) {
+                    NextWrite::Write(key, tenant, write) => {
+                        let span = span(&key, &tenant);
+                        let write = send_write(client.clone(), key.clone(), tenant, write);
+                        writes.spawn(key, lead.tracked(write.instrument(span)));
+                    }
                     NextWrite::Yield => {
                         has_more = true;
                         break;
                     }
                     NextWrite::Idle => break,
-                };
-                let span = span(&key, &tenant);
-                let write = send_write(client.clone(), key.clone(), tenant, write);
-                writes.spawn(key, lead.tracked(write.instrument(span)));
+                }
             }
-            let queue_wake = store.queue.wake().filter(|_| store.synced);
-            wake = wake.into_iter().chain(queue_wake).min();
+            queue_wake = store.queue.wake().filter(|_| store.synced);
         }
+        let grace_end = reports.next_grace_end();
+        let wakes = [startup_grace_until, grace_end, crd_read, queue_wake];
+        let wake = wakes.into_iter().flatten().min();
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::task::yield_now(), if has_more => {}
