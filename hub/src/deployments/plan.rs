@@ -138,13 +138,13 @@ impl DeploymentView<'_> {
 
     fn order(&self, remove: bool) -> DesiredDeployment {
         let meta = &self.object.metadata;
-        let passed_on = |name: &&str| {
-            let value = self
-                .annotation(name)
-                .filter(|value| value.len() <= ANNOTATION_MAX)?;
-            // A removal needs no other annotations. Without them the order stays small and fits.
-            (!remove).then(|| ((*name).to_owned(), value.to_owned()))
+        let annotation = |name: &str| {
+            let value = self.annotation(name)?;
+            (value.len() <= ANNOTATION_MAX).then(|| value.to_owned())
         };
+        // A removal needs no other annotations. Without them the order stays small and fits.
+        let passed_on = PASSED_ANNOTATIONS.iter().filter(|_| !remove);
+        let passed_on = passed_on.filter_map(|&name| Some((name.to_owned(), annotation(name)?)));
         DesiredDeployment {
             namespace: self.object.namespace().unwrap_or_default(),
             name: self.object.name_any(),
@@ -158,16 +158,13 @@ impl DeploymentView<'_> {
             orphan: remove && self.is_orphaned(),
             paused: (self.annotation(names::PAUSED_ANNOTATION))
                 .is_some_and(|value| value != "false"),
-            requested: self
-                .annotation(names::RECONCILE_REQUESTED_ANNOTATION)
-                .filter(|value| value.len() <= ANNOTATION_MAX)
-                .map(str::to_owned),
+            requested: annotation(names::RECONCILE_REQUESTED_ANNOTATION),
             // Deployments are always healed, regardless of the fleet's drift mode for Tenants.
             drift: Some(DriftPolicy {
                 mode: DriftMode::Heal,
                 interval_seconds: self.drift_check_seconds,
             }),
-            annotations: PASSED_ANNOTATIONS.iter().filter_map(passed_on).collect(),
+            annotations: passed_on.collect(),
         }
     }
 
