@@ -86,13 +86,6 @@ struct DeploymentEntry {
     written_request: Option<String>,
 }
 
-/// The state of the list of EdgeClusters.
-#[derive(Debug, Default)]
-struct EdgeClusterList {
-    listed: BTreeSet<String>,
-    synced: bool,
-}
-
 #[derive(Debug)]
 struct DeploymentStore {
     entries: BTreeMap<DeploymentKey, DeploymentEntry>,
@@ -103,7 +96,8 @@ struct DeploymentStore {
     /// Consecutive 403 or 404 responses of home.
     refusals: u32,
     members: BTreeMap<String, TargetMember>,
-    edge_cluster_list: EdgeClusterList,
+    listed_members: BTreeSet<String>,
+    members_synced: bool,
     /// Home's CRD drops `status.placements`. The hub decides nothing until this time.
     crd_outdated_until: Option<BootTime>,
 }
@@ -117,7 +111,8 @@ impl Default for DeploymentStore {
             synced: false,
             refusals: 0,
             members: BTreeMap::new(),
-            edge_cluster_list: EdgeClusterList::default(),
+            listed_members: BTreeSet::new(),
+            members_synced: false,
             crd_outdated_until: None,
         }
     }
@@ -143,10 +138,7 @@ pub(crate) async fn run(
         let now = BootTime::now();
         let may_write = leader.may_write(now);
         let leader_term = leader.leader_term();
-        let term_start = leader_term
-            .as_ref()
-            .map(|leader_term| leader_term.acquired_at);
-        let leader_term = leader_term.map(|leader_term| leader_term.since);
+        let (leader_term, term_start) = leader_term.map(|it| (it.since, it.acquired_at)).unzip();
         if objects.restart_for_term(leader_term) {
             members.restart_for_term(leader_term);
             // A standby's view may be stale: the leader orders and writes nothing based on it.
@@ -232,7 +224,7 @@ impl DeploymentEntry {
 impl DeploymentStore {
     /// Starts over with new lists of home's objects, and rereads deletions.
     fn reset_for_term(&mut self) {
-        (self.synced, self.refusals, self.edge_cluster_list.synced) = (false, 0, false);
+        (self.synced, self.refusals, self.members_synced) = (false, 0, false);
         self.crd_outdated_until = None;
         for entry in self.entries.values_mut() {
             entry.deletion = None;
@@ -247,7 +239,7 @@ impl DeploymentStore {
         term: Option<BootTime>,
     ) -> Vec<DecidedDeployment> {
         if self.crd_outdated_until.is_some()
-            || !self.edge_cluster_list.synced
+            || !self.members_synced
             || !(self.synced || self.refusals >= REFUSALS_UNTIL_ABSENT)
         {
             return Vec::new();

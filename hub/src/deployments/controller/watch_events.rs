@@ -99,7 +99,7 @@ impl DeploymentStore {
                 };
                 // If the API is absent or forbidden, do not wait for its list. Earlier objects remain
                 // valid.
-                let is_refused = matches!(status, 403 | 404) && self.edge_cluster_list.synced;
+                let is_refused = matches!(status, 403 | 404) && self.members_synced;
                 self.refusals += u32::from(is_refused);
                 let is_newly_absent =
                     is_refused && self.refusals == REFUSALS_UNTIL_ABSENT && !self.synced;
@@ -149,18 +149,18 @@ impl DeploymentStore {
     ) -> bool {
         match event {
             Ok(Event::Init) => {
-                self.edge_cluster_list.listed.clear();
+                self.listed_members.clear();
                 false
             }
             Ok(Event::InitApply(object)) => {
-                self.edge_cluster_list.listed.insert(object.name_any());
+                self.listed_members.insert(object.name_any());
                 self.insert_member(&object);
                 false
             }
             Ok(Event::InitDone) => {
-                let listed = std::mem::take(&mut self.edge_cluster_list.listed);
+                let listed = std::mem::take(&mut self.listed_members);
                 self.members.retain(|name, _| listed.contains(name));
-                self.edge_cluster_list.synced = true;
+                self.members_synced = true;
                 true
             }
             Ok(Event::Apply(object)) => self.insert_member(&object),
