@@ -253,11 +253,7 @@ mod tests {
             assert_eq!(*log.lock().unwrap(), requests, "{case}");
             assert_eq!(result.is_crd_outdated, requests.contains(&"crd"), "{case}");
             let placements = result.object.and_then(|it| it.status?.placements);
-            let placements: Option<Vec<String>> =
-                placements.map(|placements| placements.into_iter().map(|it| it.cluster).collect());
-            let expected =
-                expected.map(|expected| expected.iter().map(|it| (*it).to_owned()).collect());
-            assert_eq!(placements, expected, "{case}");
+            assert_eq!(placements, status(expected).placements, "{case}");
         }
     }
 }

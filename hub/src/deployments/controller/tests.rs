@@ -83,21 +83,14 @@ fn member(name: &str) -> EdgeCluster {
 }
 
 impl ControllerFixture {
-    fn apply_event(&mut self, event: Event<KryptonDeployment>) {
-        let guarded = match event {
-            Event::Init => Event::Init,
-            Event::InitDone => Event::InitDone,
-            Event::InitApply(object) => Event::InitApply(DeserializeGuard(Ok(object))),
-            Event::Apply(object) => Event::Apply(DeserializeGuard(Ok(object))),
-            Event::Delete(object) => Event::Delete(DeserializeGuard(Ok(object))),
-        };
-        self.store.apply_event(Ok(guarded), &self.controller);
+    fn apply_event(&mut self, event: Event<DeserializeGuard<KryptonDeployment>>) {
+        self.store.apply_event(Ok(event), &self.controller);
     }
 
     fn list_objects(&mut self, objects: impl IntoIterator<Item = KryptonDeployment>) {
         self.apply_event(Event::Init);
         for object in objects {
-            self.apply_event(Event::InitApply(object));
+            self.apply_event(Event::InitApply(DeserializeGuard(Ok(object))));
         }
         self.apply_event(Event::InitDone);
     }
@@ -177,9 +170,9 @@ async fn deployment_shows_only_charts_given_by_hub() {
 #[tokio::test]
 async fn nothing_is_ordered_before_both_lists_are_complete() {
     let mut fixture = fixture();
-    let region = || serde_json::json!({"name": "paris"});
+    let placed = placed_object("acme", serde_json::json!({"name": "paris"}), None);
     fixture.apply_event(Event::Init);
-    fixture.apply_event(Event::InitApply(placed_object("acme", region(), None)));
+    fixture.apply_event(Event::InitApply(DeserializeGuard(Ok(placed))));
     fixture.list_members(&["edge-1"]);
     fixture.decide();
     assert_eq!(fixture.ordered(), None);
@@ -258,7 +251,7 @@ async fn recorded_secret_stays_named_after_spec_change() {
 async fn failed_writes_back_off() {
     let mut fixture = fixture();
     let region = serde_json::json!({"name": "paris"});
-    fixture.apply_event(Event::Apply(object("acme", region)));
+    fixture.list_objects([object("acme", region)]);
     let key = fixture.store.entries.keys().next().unwrap().clone();
     let mut pause_after = |outcome| {
         let start = BootTime::now();

@@ -211,21 +211,22 @@ fn pending_target_differs_from_impossible_one() {
 #[test]
 fn target_of_duplicate_members_is_the_acting_one() {
     let admin = secret("fleet", "admin");
-    let mut fixture = SelectionFixture::default()
+    let fixture = SelectionFixture::default()
         .member("admin", Some(admin.origin().source_ref()))
         .member("kamaji", None)
         .member("another", None)
+        .with("kamaji", |member| {
+            member.cluster_uid = Some("uid-of-admin".to_owned())
+        })
         .secret_state(&admin, existing_secret(false));
-    for (name, uid) in [("admin", "u"), ("kamaji", "u"), ("another", "v")] {
-        fixture.members.get_mut(name).unwrap().cluster_uid = Some(uid.to_owned());
-    }
     let reference = secret_reference(&admin);
     fixture.assert_selected(&reference, Ok("admin"), "no duplicate");
-    fixture.members.get_mut("admin").unwrap().is_duplicate = true;
+    let fixture = fixture.with("admin", |member| member.is_duplicate = true);
     fixture.assert_selected(&reference, Ok("kamaji"), "duplicate");
     // The acting member restricts the namespaces that may target it.
-    let kamaji = fixture.members.get_mut("kamaji").unwrap();
-    kamaji.allowed = AllowedNamespaces::new(Some(&["other".to_owned()]));
+    let fixture = fixture.with("kamaji", |member| {
+        member.allowed = AllowedNamespaces::new(Some(&["other".to_owned()]));
+    });
     fixture.assert_selected(&reference, Err("NamespaceNotAllowed"), "closed");
 }
 
@@ -249,15 +250,14 @@ fn joined_region_needs_no_secret_unless_named() {
 #[test]
 fn unreached_cluster_is_awaited_or_its_fault_reported() {
     let admin = secret("fleet", "admin");
-    let mut fixture = SelectionFixture::default()
+    let fixture = SelectionFixture::default()
         .member("admin", Some(admin.origin().source_ref()))
-        .secret_state(&admin, existing_secret(false));
-    let member = fixture.members.get_mut("admin").unwrap();
-    member.cluster_uid = None;
+        .secret_state(&admin, existing_secret(false))
+        .with("admin", |member| member.cluster_uid = None);
     let reference = secret_reference(&admin);
     fixture.assert_selected(&reference, Err("Starting"), "no UID");
-    let member = fixture.members.get_mut("admin").unwrap();
-    member.resolved = Some(State::new(Truth::False, "KubeconfigInvalid", "no such key"));
+    let invalid = State::new(Truth::False, "KubeconfigInvalid", "no such key");
+    let fixture = fixture.with("admin", |member| member.resolved = Some(invalid));
     fixture.assert_selected(&reference, Err("KubeconfigInvalid"), "invalid");
 }
 
