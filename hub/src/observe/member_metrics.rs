@@ -23,7 +23,6 @@ use tokio::sync::watch;
 
 use crate::ca::CurrentAuthority;
 use crate::edgecluster::FleetChart;
-use crate::edgecluster::credential_expiry::MemberCredential;
 use crate::leader::Leader;
 use crate::members::MemberRegistry;
 use crate::members::observation::MemberObservation;
@@ -81,6 +80,7 @@ struct MemberRow {
     connected: Option<bool>,
     mode: Mode,
     applied: Option<Version>,
+    /// Of the agent's certificate, and of the access by the kubeconfig.
     credentials: [Option<Validity>; 2],
 }
 
@@ -234,12 +234,8 @@ impl FleetView {
             expiries(1),
         )?;
         let due = rows.iter().flat_map(|row| {
-            let named = [
-                (MemberCredential::Agent, "agent"),
-                (MemberCredential::Access, "access"),
-            ];
-            let validities = named.into_iter().zip(row.credentials);
-            validities.filter_map(move |((_, name), validity)| {
+            let validities = ["agent", "access"].into_iter().zip(row.credentials);
+            validities.filter_map(move |(name, validity)| {
                 let is_due = validity?.state_at(now) != CredentialState::Current;
                 let labels = vec![("member", row.name.as_str()), ("credential", name)];
                 Some((labels, i64::from(is_due)))
