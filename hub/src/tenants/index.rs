@@ -59,14 +59,10 @@ fn move_key(
 }
 
 fn referenced_members(tenant: &Tenant) -> BTreeSet<String> {
-    let named = tenant
-        .referenced_member()
-        .into_iter()
-        .chain(placed_on(tenant));
-    named
-        .chain(members_in_conditions(tenant))
-        .map(str::to_owned)
-        .collect()
+    let mut members = members_in_conditions(tenant);
+    members.extend(tenant.referenced_member());
+    members.extend(placed_on(tenant));
+    members.into_iter().map(str::to_owned).collect()
 }
 
 /// Returns the members with their own conditions.

@@ -296,12 +296,10 @@ fn placement_record(member: &str, target: &Target) -> Option<TenantPlacement> {
 }
 
 fn decide_unplaced(tenant: &Tenant, member: &str, input: &PlacementInput<'_>) -> PlacementDecision {
-    let Some(targets) = input.targets else {
+    let deleted = tenant.metadata.deletion_timestamp.is_some();
+    let Some(targets) = input.targets.filter(|_| !deleted) else {
         return only_condition(recorded_condition(tenant));
     };
-    if tenant.metadata.deletion_timestamp.is_some() {
-        return only_condition(recorded_condition(tenant));
-    }
     if let Some(refusal) = refusal(tenant, member, targets) {
         return only_condition(Some(refusal));
     }

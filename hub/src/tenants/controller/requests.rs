@@ -145,10 +145,8 @@ impl TenantStore {
             return self.queue.forget(&key);
         };
         entry.written_status = written.written_status;
-        if let Some(object) = written
-            .object
-            .as_ref()
-            .filter(|_| written.records_placement)
+        if let Some(object) = &written.object
+            && written.records_placement
         {
             match recorded_placement(object) {
                 // The next step writes no status, so the throttle does not apply. A user waits for it.

@@ -75,11 +75,8 @@ impl TenantStore {
             reports.set_is_summarised(&key, tenant.has_summary());
         }
         let tenant = Arc::new(tenant);
-        let previous = self
-            .entries
-            .get(&key)
-            .map(|entry| Arc::clone(&entry.tenant));
-        self.index.update(&key, previous.as_deref(), Some(&tenant));
+        let previous = self.entries.get(&key).map(|entry| &*entry.tenant);
+        self.index.update(&key, previous, Some(&tenant));
         self.queue.add(key.clone());
         self.planner.mark_dirty([key.clone()]);
         match self.entries.get_mut(&key) {
