@@ -162,12 +162,8 @@ impl PlacementPlanner {
             let orders = orders.map(|orders| orders.values().cloned().collect());
             let (fitting, over_limit) = fit(orders.unwrap_or_default());
             let previous = self.over_limit.insert(member.clone(), over_limit.clone());
-            affected.extend(
-                previous
-                    .unwrap_or_default()
-                    .symmetric_difference(&over_limit)
-                    .cloned(),
-            );
+            let previous = previous.unwrap_or_default();
+            affected.extend(previous.symmetric_difference(&over_limit).cloned());
             changed.insert(member, fitting);
         }
         // The first time, all of them have changed.
