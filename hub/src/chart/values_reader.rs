@@ -54,12 +54,24 @@ pub(crate) struct ValuesReader {
 }
 
 impl ValuesReadings {
-    /// Records a failed read. An earlier reading of the location stays valid.
-    fn record_failure(&mut self, location: &ValuesLocation, error: &ApiError) {
-        let unread = || ValuesReading::Unread(format!("{location}: {}", chain(error)));
-        self.by_location
-            .entry(location.clone())
-            .or_insert_with(unread);
+    /// Records a failed read. Earlier readings of the locations stay valid. Returns the error if the API server did not
+    /// respond.
+    fn record_failure<'a>(
+        &mut self,
+        locations: impl IntoIterator<Item = &'a ValuesLocation>,
+        error: ApiError,
+    ) -> Result<(), ApiError> {
+        for location in locations {
+            let unread = || ValuesReading::Unread(format!("{location}: {}", chain(&error)));
+            self.by_location
+                .entry(location.clone())
+                .or_insert_with(unread);
+        }
+        if error.status().is_none() {
+            return Err(error);
+        }
+        log_failure(&error);
+        Ok(())
     }
 }
 
@@ -156,13 +168,8 @@ impl ValuesReader {
                 Ok(salt) => readings.salt = Some(salt),
                 Err(error) => {
                     // Without the salt, Secrets are unusable.
-                    for location in requested.iter().filter(|it| it.kind == ValuesKind::Secret) {
-                        readings.record_failure(location, &error);
-                    }
-                    if error.status().is_none() {
-                        return Err(error);
-                    }
-                    log_failure(&error);
+                    let secrets = requested.iter().filter(|it| it.kind == ValuesKind::Secret);
+                    readings.record_failure(secrets, error)?;
                     let secrets_due = due.iter().filter(|it| it.0 == ValuesKind::Secret);
                     forbidden.extend(secrets_due.cloned());
                     due.retain(|it| it.0 != ValuesKind::Secret);
@@ -188,13 +195,7 @@ impl ValuesReader {
                     due.remove(&object);
                 }
                 Err(error) => {
-                    for location in locations {
-                        readings.record_failure(location, &error);
-                    }
-                    if error.status().is_none() {
-                        return Err(error);
-                    }
-                    log_failure(&error);
+                    readings.record_failure(locations, error)?;
                     due.remove(&object);
                     forbidden.insert(object);
                 }
