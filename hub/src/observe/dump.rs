@@ -138,6 +138,7 @@ pub struct Dumper {
 impl Dumper {
     /// Dumps all members, or one. Holds each lock only as long as a metrics scrape does.
     pub fn dump(&self, only: Option<&str>) -> Dump {
+        let authority = self.view.authority.get();
         let dump = Dump {
             version: env!("CARGO_PKG_VERSION"),
             replica: self.replica.clone(),
@@ -145,10 +146,7 @@ impl Dumper {
             now: clock::wall(),
             leader: None,
             chart: None,
-            ca: self
-                .view
-                .authority()
-                .map(|authority| CaDump::new(&authority.get())),
+            ca: authority.map(|authority| CaDump::new(&authority.get())),
             helm: HelmDump::new(self.helm.load(), BootTime::now()),
             charts: CachedChartDump::all(self.charts.cache_state(), BootTime::now()),
             waiting: self.work.waiting().into(),
@@ -169,7 +167,7 @@ pub fn router(dumper: Arc<Dumper>) -> Router {
 }
 
 fn with_fleet(mut dump: Dump, view: &FleetView, only: Option<&str>, now: BootTime) -> Dump {
-    let home_state = view.home_state();
+    let home_state = view.home_state.get();
     let mut snapshots = view.members.snapshots();
     let observations = view.members.observations(|name, observation| {
         let is_selected = only.is_none_or(|only| only == name);

@@ -72,10 +72,8 @@ pub fn router(view: Arc<FleetView>) -> Router {
 }
 
 fn page(view: &FleetView, query: &TenantQuery<'_>) -> Response {
-    let Some(home_state) = view
-        .home_state()
-        .filter(|home_state| home_state.leader.serves_agents())
-    else {
+    let home_state = view.home_state.get();
+    let Some(home_state) = home_state.filter(|it| it.leader.serves_agents()) else {
         let text = "this hub is not the leader, which has the reports";
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };

@@ -35,8 +35,10 @@ pub struct FleetView {
     pub members: Arc<MemberRegistry>,
     pub reports: Arc<TenantReports>,
     pub(crate) notifications: NotificationCounts,
-    home_state: OnceLock<HomeState>,
-    authority: OnceLock<Arc<CurrentAuthority>>,
+    /// Set once the home cluster has responded.
+    pub(crate) home_state: OnceLock<HomeState>,
+    /// The CA of the agents' port.
+    pub(crate) authority: OnceLock<Arc<CurrentAuthority>>,
     lags: Mutex<BTreeMap<String, MemberLag>>,
 }
 
@@ -121,19 +123,9 @@ impl FleetView {
         drop(self.home_state.set(home_state));
     }
 
-    /// Records the CA of the agents' port.
     pub(crate) fn set_authority(&self, authority: Arc<CurrentAuthority>) {
         // Called once per process.
         drop(self.authority.set(authority));
-    }
-
-    pub(crate) fn authority(&self) -> Option<&CurrentAuthority> {
-        self.authority.get().map(Arc::as_ref)
-    }
-
-    /// The state that exists once the home cluster has responded.
-    pub(crate) fn home_state(&self) -> Option<&HomeState> {
-        self.home_state.get()
     }
 
     /// Returns how long each member has lagged behind its desired state, or zero if it doesn't lag.
