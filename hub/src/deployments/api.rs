@@ -151,7 +151,7 @@ mod tests {
 
     use axum::Router;
     use axum::body::Bytes;
-    use axum::http::{Method, Uri};
+    use axum::http::{Method, StatusCode, Uri};
     use kube::Config;
     use serde_json::Value;
 
@@ -159,7 +159,14 @@ mod tests {
 
     type RequestLog = Arc<Mutex<Vec<&'static str>>>;
 
-    fn object(placements: Option<&[&str]>) -> KryptonDeployment {
+    /// The clusters of the recorded placements.
+    type Clusters = Option<&'static [&'static str]>;
+
+    const PARIS: Clusters = Some(&["paris"]);
+    const ROME: Clusters = Some(&["rome"]);
+    const NOWHERE: Clusters = Some(&[]);
+
+    fn object(placements: Clusters) -> KryptonDeployment {
         let spec = json!({"account": {"name": "a"}, "region": {"name": "paris"}});
         let mut object = KryptonDeployment::new("acme", serde_json::from_value(spec).unwrap());
         object.metadata.namespace = Some("accounts".to_owned());
@@ -168,7 +175,7 @@ mod tests {
         object
     }
 
-    fn status(placements: Option<&[&str]>) -> KryptonDeploymentStatus {
+    fn status(placements: Clusters) -> KryptonDeploymentStatus {
         let placement = |cluster: &&str| json!({"cluster": cluster, "clusterUid": "u"});
         let placements =
             placements.map(|placements| placements.iter().map(placement).collect::<Vec<_>>());
@@ -203,11 +210,10 @@ mod tests {
             let not_found = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
                 "code": 404, "reason": "NotFound", "message": "gone"});
             let (code, response) = if is_crd {
-                (404, not_found)
+                (StatusCode::NOT_FOUND, not_found)
             } else {
-                (200, response)
+                (StatusCode::OK, response)
             };
-            let code = axum::http::StatusCode::from_u16(code).unwrap();
             async move { (code, response.to_string()) }
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -219,39 +225,28 @@ mod tests {
 
     #[tokio::test]
     async fn write_is_withheld_when_places_would_be_lost() {
-        type ClusterNames<'a> = Option<&'a [&'a str]>;
         let finalizers = || DeploymentWrite::Finalizers(Vec::new());
-        let record = |placements: &[&str]| DeploymentWrite::Status(status(Some(placements)));
-        type Case<'a> = (
-            (ClusterNames<'a>, ClusterNames<'a>, bool),
-            DeploymentWrite,
-            &'a [&'a str],
-            ClusterNames<'a>,
-        );
-        let (paris, rome): (ClusterNames<'_>, ClusterNames<'_>) =
-            (Some(&["paris"]), Some(&["rome"]));
-        let (written, outdated): (&[&str], &[&str]) = (&["try", "write"], &["try", "crd"]);
-        let (refused, recorded): (&[&str], &[&str]) =
-            (&["read", "try", "crd"], &["read", "try", "write"]);
-        let table: Vec<Case<'_>> = vec![
+        let record = |placements: Clusters| DeploymentWrite::Status(status(placements));
+        let (written, outdated) = ("try write", "try crd");
+        let (refused, recorded) = ("read try crd", "read try write");
+        for ((read, stored, keeps_placements), request, requests, expected) in [
             // Read object, stored object, whether the CRD keeps placements, the write; then the requests and
             // the known placements.
-            ((None, None, true), record(&["paris"]), recorded, paris),
-            ((None, rome, true), record(&["paris"]), &["read"], rome),
-            ((None, None, false), record(&["paris"]), refused, None),
-            ((rome, rome, true), record(&[]), written, Some(&[])),
-            ((rome, rome, false), record(&[]), outdated, None),
-            ((rome, rome, true), finalizers(), written, rome),
-            ((rome, rome, false), finalizers(), outdated, None),
-            ((None, None, false), finalizers(), &["write"], None),
-        ];
-        for ((read, stored, keeps_placements), request, requests, expected) in table {
+            ((None, None, true), record(PARIS), recorded, PARIS),
+            ((None, ROME, true), record(PARIS), "read", ROME),
+            ((None, None, false), record(PARIS), refused, None),
+            ((ROME, ROME, true), record(NOWHERE), written, NOWHERE),
+            ((ROME, ROME, false), record(NOWHERE), outdated, None),
+            ((ROME, ROME, true), finalizers(), written, ROME),
+            ((ROME, ROME, false), finalizers(), outdated, None),
+            ((None, None, false), finalizers(), "write", None),
+        ] {
             let case = format!("{read:?} {stored:?} {keeps_placements} {request:?}");
             let key = DeploymentKey::new("accounts", "acme");
             let (client, log) = home(object(stored), keeps_placements).await;
             let result = write(client, key, Arc::new(object(read)), request, Vec::new()).await;
-            assert_eq!(*log.lock().unwrap(), requests, "{case}");
-            assert_eq!(result.is_crd_outdated, requests.contains(&"crd"), "{case}");
+            assert_eq!(log.lock().unwrap().join(" "), requests, "{case}");
+            assert_eq!(result.is_crd_outdated, requests.contains("crd"), "{case}");
             let placements = result.object.and_then(|it| it.status?.placements);
             assert_eq!(placements, status(expected).placements, "{case}");
         }
