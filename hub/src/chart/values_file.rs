@@ -101,6 +101,7 @@ fn first_line(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
 
@@ -111,10 +112,8 @@ mod tests {
     #[test]
     fn mapping_is_loaded_and_empty_means_no_values() {
         let values = load(b"replicaCount: 2\nimage:\n  tag: \"1.0\"\n").unwrap();
-        assert_eq!(
-            Value::Object(values),
-            serde_json::json!({"replicaCount": 2, "image": {"tag": "1.0"}})
-        );
+        let expected = json!({"replicaCount": 2, "image": {"tag": "1.0"}});
+        assert_eq!(Value::Object(values), expected);
         for empty in ["", "# nothing yet\n", "---\n", "{}", "null"] {
             assert!(load(empty.as_bytes()).unwrap().is_empty(), "{empty:?}");
         }
@@ -123,29 +122,24 @@ mod tests {
     #[test]
     fn scalars_are_interpreted_as_helm_does() {
         let cases = [
-            ("0644", serde_json::json!(0o644)),
-            ("010", serde_json::json!(8)),
-            ("0o17", serde_json::json!(15)),
-            ("0x1F", serde_json::json!(31)),
-            ("yes", serde_json::json!(true)),
-            ("off", serde_json::json!(false)),
-            ("\"yes\"", serde_json::json!("yes")),
-            ("1.10", serde_json::json!(1.1)),
-            ("1:30", serde_json::json!("1:30")),
-            ("2024-01-01", serde_json::json!("2024-01-01")),
-            ("~", serde_json::json!(null)),
+            ("0644", json!(0o644)),
+            ("010", json!(8)),
+            ("0o17", json!(15)),
+            ("0x1F", json!(31)),
+            ("yes", json!(true)),
+            ("off", json!(false)),
+            ("\"yes\"", json!("yes")),
+            ("1.10", json!(1.1)),
+            ("1:30", json!("1:30")),
+            ("2024-01-01", json!("2024-01-01")),
+            ("~", json!(null)),
         ];
         for (text, expected) in cases {
-            assert_eq!(
-                load(format!("a: {text}").as_bytes()).unwrap()["a"],
-                expected,
-                "{text}"
-            );
+            let values = load(format!("a: {text}").as_bytes()).unwrap();
+            assert_eq!(values["a"], expected, "{text}");
         }
-        assert_eq!(
-            load(b"1: x\ntrue: y").unwrap().keys().collect::<Vec<_>>(),
-            ["1", "true"]
-        );
+        let values = load(b"1: x\ntrue: y").unwrap();
+        assert_eq!(values.keys().collect::<Vec<_>>(), ["1", "true"]);
     }
 
     #[test]

@@ -127,13 +127,11 @@ async fn term_has_no_epoch_before_record_is_read() {
     pinned.publish(version("1.3.0"), None);
     assert_eq!(epoch(Some(&leader_term(8, 100))), Some(8));
     // After a lost and regained leadership, another hub may have written the record.
-    assert_eq!(
-        (epoch(None), epoch(Some(&leader_term(10, 200)))),
-        (None, None)
-    );
+    let regained = leader_term(10, 200);
+    assert_eq!((epoch(None), epoch(Some(&regained))), (None, None));
     // Without a record, the known version counts.
     pinned.publish(None, Some(at(200)));
-    assert_eq!(epoch(Some(&leader_term(10, 200))), Some(10));
+    assert_eq!(epoch(Some(&regained)), Some(10));
     assert_eq!(rx.get().version, "1.3.0");
 }
 
@@ -159,11 +157,8 @@ async fn members_get_versions_with_their_content() {
             content: content.map(ToOwned::to_owned),
             resolved: at(1),
         };
-        assert_eq!(
-            pin.record_for_members(&record(Some(content))),
-            expected,
-            "{setting}"
-        );
+        let recorded = pin.record_for_members(&record(Some(content)));
+        assert_eq!(recorded, expected, "{setting}");
         // The version of a record without content stays, and members wait for the content.
         let older = pin.record_for_members(&record(None)).1;
         assert_eq!(older.as_deref(), (!verified).then_some(""), "{setting}");
