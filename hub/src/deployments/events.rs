@@ -158,12 +158,8 @@ mod tests {
     fn reported_action_emits_one_event_across_hubs() {
         let (mut first_hub, mut second_hub) =
             (RecordedEvents::default(), RecordedEvents::default());
-        let reasons =
-            |events: Vec<ObjectEvent>| -> Vec<&str> { events.iter().map(|it| it.reason).collect() };
-        let (created, healed) = (
-            reported_event(1, "WorkspaceCreated"),
-            reported_event(2, "DriftHealed"),
-        );
+        let created = reported_event(1, "WorkspaceCreated");
+        let healed = reported_event(2, "DriftHealed");
         let created_only = [created.clone()];
         let both = [created, healed.clone()];
         let later = [
@@ -171,22 +167,18 @@ mod tests {
             reported_event(3, "DriftHealed"),
             reported_event(4, "NotForHome"),
         ];
-        assert_eq!(
-            reasons(first_hub.unrecorded("paris", &created_only, false)),
-            ["EdgeNamespaceCreated"]
-        );
-        assert!(
-            first_hub
-                .unrecorded("paris", &created_only, false)
-                .is_empty()
-        );
-        assert_eq!(
-            reasons(first_hub.unrecorded("paris", &both, false)),
-            ["RepairTriggered"]
-        );
-        // Another reporter takes over, and then the first one again.
-        assert!(first_hub.unrecorded("paris", &[], false).is_empty());
-        assert!(first_hub.unrecorded("paris", &both, false).is_empty());
+        for (reported, expected) in [
+            (&created_only[..], &["EdgeNamespaceCreated"][..]),
+            (&created_only[..], &[]),
+            (&both[..], &["RepairTriggered"]),
+            // Another reporter takes over, and then the first one again.
+            (&[], &[]),
+            (&both[..], &[]),
+        ] {
+            let events = first_hub.unrecorded("paris", reported, false);
+            let reasons: Vec<&str> = events.iter().map(|it| it.reason).collect();
+            assert_eq!(reasons, expected, "{reported:?}");
+        }
         // A different hub leads.
         assert!(second_hub.unrecorded("paris", &both, true).is_empty());
         let events = second_hub.unrecorded("paris", &later, true);
