@@ -20,14 +20,11 @@ impl TenantIndex {
     pub(super) fn update(&mut self, key: &TenantKey, old: Option<&Tenant>, new: Option<&Tenant>) {
         let members = |tenant: Option<&Tenant>| tenant.map(referenced_members).unwrap_or_default();
         move_key(&mut self.members, key, &members(old), &members(new));
-        let cluster = |tenant: Option<&Tenant>| -> BTreeSet<String> {
+        let clusters = |tenant: Option<&Tenant>| {
             let placement = tenant.and_then(recorded_placement);
-            placement
-                .map(|placement| placement.cluster_uid.clone())
-                .into_iter()
-                .collect()
+            BTreeSet::from_iter(placement.map(|placement| placement.cluster_uid.clone()))
         };
-        move_key(&mut self.clusters, key, &cluster(old), &cluster(new));
+        move_key(&mut self.clusters, key, &clusters(old), &clusters(new));
     }
 
     pub(super) fn by_member(&self, name: &str) -> impl Iterator<Item = TenantKey> {
