@@ -211,11 +211,8 @@ fn member_by_secret(
         let message = format!(
             "namespace {namespace} may not use Secret {secret}; use a Secret in that namespace or in the hub's, or set label {label}=true on it"
         );
-        return Err(State::new(
-            Truth::False,
-            reason::SECRET_NOT_ALLOWED,
-            message,
-        ));
+        let reason = reason::SECRET_NOT_ALLOWED;
+        return Err(State::new(Truth::False, reason, message));
     }
     let member = member_by_source(&secret.origin().source_ref(), inputs.members);
     let (truth, reason, message) = match (secret_state, member) {
