@@ -29,7 +29,7 @@ use tonic::Status;
 use crate::args::LEASE_DURATION;
 use election::{ElectionInput, ElectionState};
 pub use election::{LeaderState, LeaderTerm};
-use home_writer::{EpochCheck, check_epoch};
+use home_writer::later_epoch;
 
 /// On shutdown, the hub waits this long for its writes before it releases the Lease. Writes that are still in
 /// flight are safe because they carry the resource versions they were based on.
@@ -186,39 +186,35 @@ impl Leader {
     /// epoch above the recorded one.
     pub fn epoch_for_write(&self, recorded: Option<u64>) -> Option<u64> {
         let own_epoch = self.state.get().leader_term()?.epoch;
-        match check_epoch(own_epoch, recorded) {
-            EpochCheck::Write => Some(own_epoch),
-            EpochCheck::Overtaken(epoch) => {
-                self.observe_epoch(epoch);
-                None
-            }
-        }
+        let Some(later) = later_epoch(own_epoch, recorded) else {
+            return Some(own_epoch);
+        };
+        raise_epoch(&self.foreign_epoch, later);
+        None
     }
 
     /// Records the epochs of objects on the home cluster. The next leader takes an epoch above all of them.
     pub fn observe_epochs(&self, recorded: impl Iterator<Item = u64>) {
         let own_epoch = self.state.get().leader_term().map_or(0, |it| it.epoch);
-        let later = recorded.filter(|epoch| {
-            let check = check_epoch(own_epoch, Some(*epoch));
-            matches!(check, EpochCheck::Overtaken(_))
-        });
+        let later = recorded.filter_map(|epoch| later_epoch(own_epoch, Some(epoch)));
         if let Some(epoch) = later.max() {
-            self.observe_epoch(epoch);
+            raise_epoch(&self.foreign_epoch, epoch);
         }
-    }
-
-    fn observe_epoch(&self, epoch: u64) {
-        self.foreign_epoch.send_if_modified(|greatest| {
-            let is_greater = epoch > *greatest;
-            *greatest = (*greatest).max(epoch);
-            is_greater
-        });
     }
 
     /// Tracks a write on the home cluster. The hub waits for it before it releases the Lease.
     pub fn tracked<F: Future>(&self, write: F) -> TrackedFuture<F> {
         self.in_flight.track_future(write)
     }
+}
+
+/// Records an epoch from another hub. An epoch that is not the greatest one wakes no receiver.
+pub(crate) fn raise_epoch(greatest: &watch::Sender<u64>, epoch: u64) {
+    greatest.send_if_modified(|greatest| {
+        let is_greater = epoch > *greatest;
+        *greatest = epoch.max(*greatest);
+        is_greater
+    });
 }
 
 /// Inputs of the leader election.

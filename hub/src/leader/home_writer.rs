@@ -168,21 +168,10 @@ where
 /// Upper bound for epochs. A hub never writes a greater number, so such a number is ignored.
 const EPOCH_LIMIT: u64 = 1 << 53;
 
-/// Whether this hub may write an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EpochCheck {
-    Write,
-    /// A later leader, with this epoch, has written the object.
-    Overtaken(u64),
-}
-
-/// Compares this hub's epoch with the epoch `recorded` on the object. An older CRD stores none. Together with the
-/// write's resourceVersion, the check and the write are atomic.
-pub(super) fn check_epoch(own_epoch: u64, recorded: Option<u64>) -> EpochCheck {
-    match recorded {
-        Some(epoch) if epoch > own_epoch && epoch < EPOCH_LIMIT => EpochCheck::Overtaken(epoch),
-        _ => EpochCheck::Write,
-    }
+/// Returns the epoch `recorded` on an object if a later leader has written it. Then this hub must not write it. An
+/// older CRD stores no epoch. Together with the write's resourceVersion, the check and the write are atomic.
+pub(super) fn later_epoch(own_epoch: u64, recorded: Option<u64>) -> Option<u64> {
+    recorded.filter(|epoch| *epoch > own_epoch && *epoch < EPOCH_LIMIT)
 }
 
 #[cfg(test)]
@@ -232,20 +221,11 @@ mod tests {
 
     #[test]
     fn later_leader_writes_are_not_overwritten() {
-        let cases = [
-            (None, EpochCheck::Write),
-            (Some(6), EpochCheck::Write),
-            (Some(7), EpochCheck::Write),
-            (Some(8), EpochCheck::Overtaken(8)),
-            (
-                Some(EPOCH_LIMIT - 1),
-                EpochCheck::Overtaken(EPOCH_LIMIT - 1),
-            ),
-            (Some(EPOCH_LIMIT), EpochCheck::Write),
-            (Some(u64::MAX), EpochCheck::Write),
-        ];
-        for (recorded, expected) in cases {
-            assert_eq!(check_epoch(7, recorded), expected, "{recorded:?}");
+        for epoch in [8, EPOCH_LIMIT - 1] {
+            assert_eq!(later_epoch(7, Some(epoch)), Some(epoch));
+        }
+        for recorded in [None, Some(6), Some(7), Some(EPOCH_LIMIT), Some(u64::MAX)] {
+            assert_eq!(later_epoch(7, recorded), None, "{recorded:?}");
         }
     }
 }

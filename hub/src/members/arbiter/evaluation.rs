@@ -9,6 +9,7 @@ use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{State, Truth, reason};
 
 use super::{Reporter, ReporterId, SILENCE};
+use crate::leader::raise_epoch;
 use crate::members::claims::ClaimDelay;
 use crate::members::health::{MemberHealth, health};
 use crate::members::{CrossMemberState, LockedMember};
@@ -122,13 +123,7 @@ impl LockedMember<'_> {
             return claims.end_claim();
         };
         match claims.follow(now, confirmed) {
-            Ok(()) => {
-                ahead.send_if_modified(|known| {
-                    let is_later = claimed > *known;
-                    *known = (*known).max(claimed);
-                    is_later
-                });
-            }
+            Ok(()) => raise_epoch(ahead, claimed),
             Err(ClaimDelay::BackOff(at)) => self.reevaluate_at(at),
             Err(ClaimDelay::Unconfirmed(at)) => {
                 let state = State::new(Truth::False, reason::STALE, UNCONFIRMED);
