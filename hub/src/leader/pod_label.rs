@@ -3,6 +3,7 @@
 //! The label only routes agents. The Lease decides which hub writes, and a standby redirects agents regardless
 //! of the label. A late or missing label costs time, not safety.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -15,7 +16,6 @@ use krypton_types::names::LEADER_LABEL;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Config};
 use serde_json::{Value, json};
-use thiserror::Error;
 
 use super::{Leader, LeaderState};
 use crate::args::{LocalSource, OwnPod};
@@ -29,41 +29,13 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 const READINESS_NOTE: &str = "leader label";
 
-#[derive(Debug, Error)]
-pub enum LabelError {
-    #[error(
-        "the hub is not allowed to label pod {pod} with {LEADER_LABEL}: {reason}, so agents cannot reach it through the Service; grant it the right to patch pods there, or install the chart with leaderElection.label=false"
-    )]
-    Forbidden { pod: String, reason: String },
-    #[error(
-        "pod {pod} does not exist or was replaced; check POD_NAME, KRYPTON_POD_NAMESPACE and POD_UID"
-    )]
-    Gone { pod: String },
-    #[error(transparent)]
-    Api(ApiError),
-}
-
-impl LabelError {
-    fn new(pod: String, error: ApiError) -> Self {
-        match error.status() {
-            Some(status) if status.code == 403 => Self::Forbidden {
-                pod,
-                reason: status.message.clone(),
-            },
-            // A different UID causes a conflict or an invalid request.
-            Some(status) if matches!(status.code, 404 | 409 | 422) => Self::Gone { pod },
-            _ => Self::Api(error),
-        }
-    }
-}
-
-/// A change of a pod's label.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A change of a pod's label. The hub makes changes that are due in this order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum LabelChange {
-    /// Sets or removes the label on the hub's own pod.
-    Own(bool),
     /// Removes the label from the previous leader's pod.
     Previous(String),
+    /// Sets or removes the label on the hub's own pod.
+    Own(bool),
 }
 
 /// Schedules the label changes. Performs no I/O.
@@ -71,10 +43,8 @@ enum LabelChange {
 struct LabelSchedule {
     /// Start of the current leader term.
     term_start: Option<BootTime>,
-    /// Time of the next change of the own pod.
-    own_due: Option<BootTime>,
-    /// The pod that must lose the label, and the time of that change.
-    previous_due: Option<(String, BootTime)>,
+    /// The next changes, each with its time.
+    due: BTreeMap<LabelChange, BootTime>,
 }
 
 impl LabelSchedule {
@@ -82,8 +52,7 @@ impl LabelSchedule {
     fn new(now: BootTime) -> Self {
         Self {
             term_start: None,
-            own_due: Some(now),
-            previous_due: None,
+            due: [(LabelChange::Own(false), now)].into(),
         }
     }
 
@@ -97,31 +66,24 @@ impl LabelSchedule {
         let start = term.map(|(start, _)| start);
         if start != self.term_start {
             self.term_start = start;
-            self.own_due = Some(now);
             let previous_pod = term.and_then(|(_, previous_pod)| previous_pod);
-            self.previous_due = previous_pod.map(|pod| (pod.to_owned(), now));
+            let previous = previous_pod.map(|pod| LabelChange::Previous(pod.to_owned()));
+            let changes = previous
+                .into_iter()
+                .chain([LabelChange::Own(start.is_some())]);
+            self.due = changes.map(|change| (change, now)).collect();
         }
-        if let Some((pod, due)) = &self.previous_due
-            && *due <= now
-        {
-            return Ok(LabelChange::Previous(pod.clone()));
-        }
-        if self.own_due.is_some_and(|due| due <= now) {
-            return Ok(LabelChange::Own(start.is_some()));
-        }
-        let previous_due = self.previous_due.as_ref().map(|(_, due)| *due);
-        Err(self.own_due.into_iter().chain(previous_due).min())
+        let due = self.due.iter().find(|(_, at)| **at <= now);
+        due.map(|(change, _)| change.clone())
+            .ok_or_else(|| self.due.values().min().copied())
     }
 
     /// Records the result of a change, and schedules its repetition.
     fn record(&mut self, change: &LabelChange, result: LabelResult, now: BootTime) {
-        let due = result
-            .repeat_after(change)
-            .map(|delay| BootTime(now.0 + delay));
-        match change {
-            LabelChange::Own(_) => self.own_due = due,
-            LabelChange::Previous(pod) => self.previous_due = due.map(|due| (pod.clone(), due)),
-        }
+        self.due.remove(change);
+        let delay = result.repeat_after(change);
+        self.due
+            .extend(delay.map(|delay| (change.clone(), BootTime(now.0 + delay))));
     }
 }
 
@@ -136,12 +98,24 @@ enum LabelResult {
 }
 
 impl LabelResult {
-    fn new(response: &Result<(), LabelError>) -> Self {
-        match response {
-            Ok(()) => Self::Done,
-            Err(LabelError::Gone { .. }) => Self::NotFound,
-            Err(LabelError::Forbidden { .. }) => Self::Forbidden,
-            Err(LabelError::Api(_)) => Self::Failed,
+    /// Returns the result of a failed request, and the message for users.
+    fn from_error(pod: &str, error: &ApiError) -> (Self, String) {
+        match error.status() {
+            Some(status) if status.code == 403 => {
+                let reason = &status.message;
+                let message = format!(
+                    "the hub is not allowed to label pod {pod} with {LEADER_LABEL}: {reason}, so agents cannot reach it through the Service; grant it the right to patch pods there, or install the chart with leaderElection.label=false"
+                );
+                (Self::Forbidden, message)
+            }
+            // A different UID causes a conflict or an invalid request.
+            Some(status) if matches!(status.code, 404 | 409 | 422) => {
+                let message = format!(
+                    "pod {pod} does not exist or was replaced; check POD_NAME, KRYPTON_POD_NAMESPACE and POD_UID"
+                );
+                (Self::NotFound, message)
+            }
+            _ => (Self::Failed, chain(error)),
         }
     }
 
@@ -256,34 +230,32 @@ impl LeaderLabel {
         let request = self.pods.patch_metadata(name, &params, &patch);
         let attempt = format!("labelling pod {pod} with {LEADER_LABEL}");
         let response = call_within(CALL_TIMEOUT, attempt, request).await;
-        let response = response
-            .map(drop)
-            .map_err(|error| LabelError::new(pod, error));
-        let result = LabelResult::new(&response);
-        match change {
+        let failure = response
+            .err()
+            .map(|error| LabelResult::from_error(&pod, &error));
+        let (result, problem) = failure.unzip();
+        match (change, problem) {
             // A standby does not need the label, so its errors are not reported.
-            LabelChange::Own(on) => self.report(response.as_ref().err().filter(|_| *on)),
+            (LabelChange::Own(on), problem) => self.report(problem.filter(|_| *on)),
+            (LabelChange::Previous(pod), None) => {
+                tracing::debug!(%pod, "removed the previous leader's label");
+            }
             // The pod was deleted with its node, or never existed.
-            LabelChange::Previous(pod) => match &response {
-                Ok(()) => tracing::debug!(%pod, "removed the previous leader's label"),
-                Err(error) => {
-                    tracing::debug!(error = %chain(error), "failed to remove the previous leader's label")
-                }
-            },
+            (LabelChange::Previous(_), Some(error)) => {
+                tracing::debug!(%error, "failed to remove the previous leader's label");
+            }
         }
-        result
+        result.unwrap_or(LabelResult::Done)
     }
 
-    fn report(&mut self, error: Option<&LabelError>) {
-        let text = error.map(|error| chain(error));
-        if let Some(text) = text
-            .as_ref()
-            .filter(|text| self.reported_error.as_ref() != Some(*text))
+    fn report(&mut self, problem: Option<String>) {
+        if let Some(error) = &problem
+            && self.reported_error != problem
         {
-            tracing::warn!(error = %text, "agents may not reach the leader");
+            tracing::warn!(%error, "agents may not reach the leader");
         }
-        self.readiness.note(READINESS_NOTE, text.clone());
-        self.reported_error = text;
+        self.readiness.note(READINESS_NOTE, problem.clone());
+        self.reported_error = problem;
     }
 }
 
