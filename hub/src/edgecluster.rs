@@ -100,11 +100,7 @@ pub(crate) async fn run(fleet: FleetInputs, stop: CancellationToken) {
     let mut controller = FleetController::new(fleet);
     loop {
         let pass = Pass::new(&controller.fleet.leader);
-        let relisted = events.restart_for_term(
-            pass.leader_state
-                .leader_term()
-                .map(|leader_term| leader_term.since),
-        );
+        let relisted = events.restart_for_term(pass.leader_state.term_since());
         controller.begin_pass(relisted, &pass);
         if controller.is_due(&pass) {
             controller.reconcile(events.term(), &pass);

@@ -52,15 +52,10 @@ impl Leader {
     /// Creates a leader whose state a test controls. While the state is `Leading`, [`Self::may_write`] is always
     /// true.
     pub fn with_state(state: LeaderState) -> (watch::Sender<LeaderState>, Self) {
+        let lease_term = state.leader_term().map(|it| it.lease_term.clone());
         let lease = LeaseState {
             renewed: Some(BootTime::now()),
-            term: Some(
-                state
-                    .leader_term()
-                    .map_or_else(Default::default, |leader_term| {
-                        leader_term.lease_term.clone()
-                    }),
-            ),
+            term: Some(lease_term.unwrap_or_default()),
             ..LeaseState::default()
         };
         let (state_tx, state_rx) = watch::channel(state);
@@ -178,7 +173,7 @@ impl Leader {
 
     /// Returns the start of the current leader term.
     pub(crate) fn term_since(&self) -> Option<BootTime> {
-        self.state.get().leader_term().map(|it| it.since)
+        self.state.get().term_since()
     }
 
     /// Returns the epoch to write to an object of the home cluster whose recorded epoch is `recorded`. Returns

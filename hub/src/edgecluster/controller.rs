@@ -171,7 +171,7 @@ impl FleetController {
             self.deletion_reads = JoinSet::new();
             self.first_epoch = leader_term.map_or(0, |leader_term| leader_term.epoch);
         }
-        let since = leader_term.map(|leader_term| leader_term.since);
+        let since = pass.leader_state.term_since();
         if pass.may_write && self.led_since != since {
             // Another hub may have recorded events, and which sources are members.
             self.reminders = ExpiryReminders::default();
@@ -449,9 +449,7 @@ impl FleetController {
             return;
         };
         let is_silent = |since: BootTime| pass.now.since(since) >= SILENT_AFTER;
-        let leader_term = pass.leader_state.leader_term();
-        observation.record_expired =
-            leader_term.is_none_or(|leader_term| is_silent(leader_term.since));
+        observation.record_expired = pass.leader_state.term_since().is_none_or(is_silent);
         let recorded = object.status.as_ref();
         let mut status = status(
             &name,

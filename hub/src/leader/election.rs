@@ -50,6 +50,11 @@ impl LeaderState {
         }
     }
 
+    /// Returns the start of the leader term.
+    pub fn term_since(&self) -> Option<BootTime> {
+        self.leader_term().map(|leader_term| leader_term.since)
+    }
+
     /// Whether the hub acts on members as a proxy. `previous` is the previous result.
     ///
     /// A hub that lost leadership without a known successor keeps acting. A single hub has none, and of two hubs
