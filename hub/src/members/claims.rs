@@ -1,7 +1,7 @@
 //! Judges claims of later desired states. A claim alone proves nothing, and following it causes a new desired
 //! state for the whole fleet. After a restore of the home cluster, several members make the same claim.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
@@ -16,13 +16,9 @@ const CLAIM_BACKOFF_MAX: Duration = Duration::from_secs(6 * 60 * 60);
 /// Time without a claim after which the delay starts from its first value.
 const CLAIMS_FORGOTTEN: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Latest reports of the Lease holders about later epochs.
+/// The later epoch that each Lease holder claims. `None` if its member runs an epoch issued by this hub.
 #[derive(Debug, Default)]
-pub(super) struct EpochClaims {
-    claims: BTreeMap<String, u64>,
-    /// Members that run an epoch issued by this hub.
-    without_claim: BTreeSet<String>,
-}
+pub(super) struct EpochClaims(BTreeMap<String, Option<u64>>);
 
 /// Why the hub does not follow a claim yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,18 +42,12 @@ impl EpochClaims {
     /// Records a member's report: `None` from an observer or a silent member, otherwise its claim, if it has
     /// one.
     pub(super) fn record(&mut self, member: &str, report: Option<Option<u64>>) {
-        self.claims.remove(member);
-        self.without_claim.remove(member);
-        match report {
-            Some(Some(epoch)) => {
-                self.claims.insert(member.to_owned(), epoch);
-            }
-            // The home cluster's own record was restored with it.
-            Some(None) if member != SELF_CLUSTER => {
-                self.without_claim.insert(member.to_owned());
-            }
-            _ => {}
-        }
+        // The home cluster's own record was restored with it, so it contradicts no claim.
+        let counts = |claim: &Option<u64>| claim.is_some() || member != SELF_CLUSTER;
+        match report.filter(counts) {
+            Some(claim) => self.0.insert(member.to_owned(), claim),
+            None => self.0.remove(member),
+        };
     }
 
     /// Returns the latest epoch that members claim beyond `issued` and `known`, if this member claims one. Also
@@ -71,13 +61,11 @@ impl EpochClaims {
         let is_plausible = |epoch: &u64| {
             *epoch > known && *epoch >= issued && epoch.saturating_sub(issued) <= EPOCHS_BEHIND
         };
-        self.claims
-            .get(member)
-            .filter(|epoch| is_plausible(epoch))?;
-        let claims = || self.claims.values().filter(|epoch| is_plausible(epoch));
-        let confirmed = claims().count() > 1 || self.without_claim.is_empty();
-        let latest = claims().max()?;
-        Some((*latest, confirmed))
+        self.0.get(member)?.filter(is_plausible)?;
+        let all = self.0.values();
+        let claims: Vec<u64> = all.flatten().copied().filter(is_plausible).collect();
+        let confirmed = claims.len() > 1 || self.0.values().all(Option::is_some);
+        Some((claims.into_iter().max()?, confirmed))
     }
 }
 
