@@ -9,9 +9,10 @@ use krypton_runtime::lease::NO_NEW_RUNS_AFTER;
 pub const SILENCE: Duration = Duration::from_secs(30);
 
 /// Presence of a member's agents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
     /// No agent was ever enrolled.
+    #[default]
     Never,
     /// An agent reconciles or can start immediately.
     Ready,

@@ -40,7 +40,7 @@ pub enum ReporterId {
     Session(u64),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Reporter {
     report: Option<MemberReport>,
     /// For an agent: the last time at which it could act, as far as the hub knows.
@@ -87,7 +87,7 @@ impl Reporter {
 }
 
 /// The reporters of one member.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Reporters {
     all: BTreeMap<ReporterId, Reporter>,
     selected: Option<ReporterId>,
@@ -103,22 +103,6 @@ pub(super) struct Reporters {
     claims: ClaimHistory,
     /// Message about an oversized response that the hub cut off, and the time of the last one.
     oversized_response: Option<(String, BootTime)>,
-}
-
-impl Default for Reporters {
-    fn default() -> Self {
-        Self {
-            all: BTreeMap::new(),
-            selected: None,
-            presence: watch::Sender::new(Presence::Never),
-            last_agent_report: BootTime::default(),
-            last_able: None,
-            connection: None,
-            held_back: None,
-            claims: ClaimHistory::default(),
-            oversized_response: None,
-        }
-    }
 }
 
 impl Reporters {
@@ -208,15 +192,11 @@ impl MemberRegistry {
     /// Registers a reporter. The returned channel holds the number of the full report that the hub requests.
     pub fn open(&self, member: &str, id: ReporterId, now: BootTime) -> watch::Receiver<u64> {
         self.with(member, |member| {
-            let (requests, requested) = watch::channel(0);
             let reporter = Reporter {
-                report: None,
-                last_able: None,
-                missed_changes: false,
                 awaited_report: Some(0),
-                requested_at: None,
-                requests,
+                ..Reporter::default()
             };
+            let requested = reporter.requests.subscribe();
             let reporters = member.reporters();
             reporters.all.insert(id, reporter);
             if id != ReporterId::Proxy {

@@ -37,7 +37,7 @@ pub struct OrderReport<R> {
 type OrderReports<O> = ReportSet<<O as Order>::Key, <O as Order>::Report>;
 
 /// Orders and reports of all members.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RemoteOrders<O: Order> {
     /// `None` until the orders are known.
     orders: watch::Sender<Option<Orders<O>>>,
@@ -47,17 +47,6 @@ pub struct RemoteOrders<O: Order> {
     members: Mutex<BTreeMap<String, OrderReports<O>>>,
     /// Counts changes of reports. Callers wait on it for the next change.
     changed: watch::Sender<u64>,
-}
-
-impl<O: Order> Default for RemoteOrders<O> {
-    fn default() -> Self {
-        Self {
-            orders: watch::Sender::default(),
-            awaited: Mutex::default(),
-            members: Mutex::default(),
-            changed: watch::Sender::default(),
-        }
-    }
 }
 
 impl<O: Order> RemoteOrders<O> {
