@@ -277,7 +277,7 @@ pub struct EdgeClusterStatus {
 }
 
 /// Process that reconciles a member.
-#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Mode {
     /// The agent on the member.
@@ -285,6 +285,7 @@ pub enum Mode {
     /// The hub, through the member's kubeconfig.
     Proxy,
     /// No process.
+    #[default]
     None,
 }
 

@@ -73,6 +73,13 @@ pub struct State {
     pub message: String,
 }
 
+/// The state before the first observation.
+impl Default for State {
+    fn default() -> Self {
+        Self::new(Truth::Unknown, reason::STARTING, "")
+    }
+}
+
 impl State {
     /// Returns the state with the message cut to `message_max` bytes. A reason of more than `reason_max` bytes becomes
     /// [`reason::UNSPECIFIED`].

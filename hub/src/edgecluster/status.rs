@@ -139,7 +139,7 @@ fn ready(conditions: &[Condition]) -> State {
         Some(connected) if connected.truth == Truth::True => state("Healthy"),
         other => other,
     };
-    decisive.unwrap_or_else(|| State::new(Truth::Unknown, reason::STARTING, ""))
+    decisive.unwrap_or_default()
 }
 
 /// Sets `Reconciling` or `Stalled` while the member is not ready. A ban, a suspension or a conflict

@@ -13,7 +13,7 @@ pub use krypton_reconciler::agent_presence::{Presence, SILENCE};
 use krypton_reconciler::report_store::Changes;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
-use krypton_types::conditions::{State, Truth, reason};
+use krypton_types::conditions::{State, reason};
 use krypton_types::desired::Version;
 use krypton_types::member::MemberReport;
 use krypton_types::report_digest::combine;
@@ -474,8 +474,8 @@ impl LockedMember<'_> {
         if reporters.all.is_empty() && reporters.presence.get() != Presence::Never {
             self.registry.reports.begin_full_report(self.name, now);
             self.observe(|observation| {
-                observation.connected = State::new(Truth::Unknown, reason::STARTING, "");
-                observation.healthy = observation.connected.clone();
+                observation.connected = State::default();
+                observation.healthy = State::default();
             });
         }
         self.reevaluate(now);

@@ -10,7 +10,7 @@ use crate::members::observation::MemberObservation;
 use crate::members::tenant_reports::ReportState;
 
 /// State of a member, derived from its reports. `None` leaves the previous value unchanged.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct MemberHealth {
     pub(super) mode: Mode,
     pub(super) connected: Option<State>,
@@ -27,12 +27,7 @@ impl MemberHealth {
     fn unchanged(mode: Mode) -> Self {
         Self {
             mode,
-            connected: None,
-            healthy: None,
-            holder: None,
-            applied: None,
-            ahead: None,
-            report_state: None,
+            ..Self::default()
         }
     }
 
@@ -72,7 +67,7 @@ pub(super) fn health(
             let mode = if agent { Mode::Agent } else { Mode::Proxy };
             MemberHealth {
                 connected: agent.then(|| State::new(Truth::True, reason::CONNECTED, "")),
-                healthy: Some(State::new(Truth::Unknown, reason::STARTING, "")),
+                healthy: Some(State::default()),
                 ..MemberHealth::unchanged(mode)
             }
         }

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::{AgentKey, AgentRoots, Mode};
-use krypton_types::conditions::{State, Truth, reason};
+use krypton_types::conditions::{State, Truth};
 use krypton_types::desired::Version;
 use krypton_types::validity::Validity;
 
 use crate::members::{LockedMember, MemberRegistry};
 
 /// Current state of one member as the hub observes it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemberObservation {
     pub mode: Mode,
     pub resolved: State,
@@ -58,34 +58,6 @@ pub enum MemberValuesState {
     FleetOnly,
     /// The state of the member's own values.
     Reported(State),
-}
-
-impl Default for MemberObservation {
-    fn default() -> Self {
-        let starting = || State::new(Truth::Unknown, reason::STARTING, "");
-        Self {
-            mode: Mode::None,
-            resolved: starting(),
-            source: None,
-            connected: starting(),
-            healthy: starting(),
-            kubernetes_version: None,
-            uid: None,
-            holder: None,
-            applied: None,
-            agent_version: None,
-            certificate: None,
-            certificate_reported: false,
-            agent_key: None,
-            key_refused: None,
-            clock: None,
-            roots: None,
-            access: None,
-            uninstalled: None,
-            values: MemberValuesState::Unknown,
-            record_expired: false,
-        }
-    }
 }
 
 impl MemberObservation {

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use krypton_crds::edge_cluster::Mode;
 use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::Truth;
 use krypton_types::deployment::{DeploymentKey, DeploymentReport};
 use krypton_types::tenant::{TenantKey, TenantReport};
 
