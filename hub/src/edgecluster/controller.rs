@@ -462,9 +462,10 @@ impl FleetController {
         );
         let member = shared.members.get(&name).ok();
         let published = member.and_then(|member| member.published.get());
+        let written = self.written_states.get(&name);
         status.desired = desired_status::desired(
             recorded.and_then(|status| status.desired.as_ref()),
-            self.written_states.get(&name),
+            written.and_then(Option::as_ref),
             published.as_ref(),
             pass.now,
             clock::wall(),
@@ -477,10 +478,11 @@ impl FleetController {
         self.reminders
             .check(&name, recorded_conditions, next, clock::wall(), record);
         shared.notices.notifier().member(&name, next);
-        if self.written_states.is_up_to_date(&name, recorded, &status) {
+        if desired_status::is_up_to_date(written, recorded, &status) {
             return;
         }
-        self.written_states.insert(&name, &status);
+        let desired = status.desired.clone();
+        self.written_states.insert(name.clone(), desired);
         status.hub_epoch = Some(epoch);
         let version = object.metadata.resource_version.clone();
         let patch = status_patch(recorded, &status);

@@ -10,41 +10,22 @@ use krypton_runtime::clock::BootTime;
 use crate::members::member::PublishedState;
 
 /// The last written desired state, by member. A CRD with an earlier schema drops it.
-#[derive(Debug, Default)]
-pub(super) struct WrittenStates(BTreeMap<String, Option<Desired>>);
+pub(super) type WrittenStates = BTreeMap<String, Option<Desired>>;
 
-impl WrittenStates {
-    /// Returns whether the recorded status equals `next`, apart from fields that an earlier CRD dropped.
-    pub(super) fn is_up_to_date(
-        &self,
-        name: &str,
-        recorded: Option<&EdgeClusterStatus>,
-        next: &EdgeClusterStatus,
-    ) -> bool {
-        let is_written = self.0.get(name) == Some(&next.desired);
-        let is_same_without_dropped = |recorded: &EdgeClusterStatus| {
-            let mut completed = recorded.clone();
-            let desired = completed.desired.take();
-            completed.desired = desired.or_else(|| next.desired.clone());
-            completed.observed_generation =
-                recorded.observed_generation.or(next.observed_generation);
-            is_written && completed == *next
-        };
-        recorded.is_some_and(|recorded| recorded == next || is_same_without_dropped(recorded))
-    }
-
-    /// Returns the last written desired state.
-    pub(crate) fn get(&self, name: &str) -> Option<&Desired> {
-        self.0.get(name)?.as_ref()
-    }
-
-    pub(super) fn insert(&mut self, name: &str, next: &EdgeClusterStatus) {
-        self.0.insert(name.to_owned(), next.desired.clone());
-    }
-
-    pub(super) fn remove(&mut self, name: &str) {
-        self.0.remove(name);
-    }
+/// Returns whether the recorded status equals `next`, apart from fields that an earlier CRD dropped.
+pub(super) fn is_up_to_date(
+    written: Option<&Option<Desired>>,
+    recorded: Option<&EdgeClusterStatus>,
+    next: &EdgeClusterStatus,
+) -> bool {
+    let is_same_without_dropped = |recorded: &EdgeClusterStatus| {
+        let mut completed = recorded.clone();
+        let desired = completed.desired.take();
+        completed.desired = desired.or_else(|| next.desired.clone());
+        completed.observed_generation = recorded.observed_generation.or(next.observed_generation);
+        written == Some(&next.desired) && completed == *next
+    };
+    recorded.is_some_and(|recorded| recorded == next || is_same_without_dropped(recorded))
 }
 
 /// Returns the desired state to record. If the hub sends the member none, the recorded one stays. An
@@ -100,37 +81,31 @@ mod tests {
             desired,
             ..EdgeClusterStatus::default()
         };
-        let (mut written, without_desired) = (WrittenStates::default(), status(None));
-        let next = status(Some(desired_state(1)));
-        assert!(!written.is_up_to_date("a", Some(&without_desired), &next));
-        written.insert("a", &next);
-        assert!(
-            written.is_up_to_date("a", Some(&without_desired), &next),
-            "it was not kept"
-        );
-        assert!(!written.is_up_to_date("b", Some(&without_desired), &next));
-        assert!(!written.is_up_to_date(
-            "a",
-            Some(&without_desired),
-            &status(Some(desired_state(2)))
-        ));
-        let numbered = EdgeClusterStatus {
-            observed_generation: Some(1),
+        let without_desired = status(None);
+        let [next, changed] = [1, 2].map(|generation| status(Some(desired_state(generation))));
+        let [numbered, later] = [1, 2].map(|generation| EdgeClusterStatus {
+            observed_generation: Some(generation),
             ..next.clone()
-        };
-        assert!(written.is_up_to_date("a", Some(&next), &numbered));
-        let later = EdgeClusterStatus {
-            observed_generation: Some(2),
-            ..next.clone()
-        };
-        assert!(!written.is_up_to_date("a", Some(&numbered), &later));
+        });
         let other = EdgeClusterStatus {
             lease_holder: Some("x".to_owned()),
             ..next.clone()
         };
-        assert!(!written.is_up_to_date("a", Some(&without_desired), &other));
-        assert!(written.is_up_to_date("b", Some(&next), &next));
-        assert!(!written.is_up_to_date("a", None, &next));
+        let written = Some(&next.desired);
+        for (written, recorded, next, expected) in [
+            (None, Some(&without_desired), &next, false),
+            // The CRD dropped it.
+            (written, Some(&without_desired), &next, true),
+            (written, Some(&without_desired), &changed, false),
+            (written, Some(&next), &numbered, true),
+            (written, Some(&numbered), &later, false),
+            (written, Some(&without_desired), &other, false),
+            (None, Some(&next), &next, true),
+            (written, None, &next, false),
+        ] {
+            let result = is_up_to_date(written, recorded, next);
+            assert_eq!(result, expected, "{written:?} {recorded:?} {next:?}");
+        }
     }
 
     #[test]
