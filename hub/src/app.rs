@@ -635,11 +635,11 @@ impl Startup<'_> {
                 tenant_values: settings.tenant_values,
                 handling: settings.handling(),
                 lockdown: settings.lockdown(),
+                namespaces: settings.workspace_namespaces(),
                 ..DesiredState::default()
             },
             place_tenants: settings.place_tenants,
             member_values,
-            namespaces: settings.workspace_namespaces(),
             leader: self.leader.clone(),
             shared,
             reports: Arc::clone(&self.fleet_state.reports),

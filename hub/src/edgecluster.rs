@@ -23,7 +23,6 @@ use std::time::Duration;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::clock;
 use krypton_runtime::watch::Watch;
-use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::desired::{ChartState, DesiredState};
 use krypton_types::error_chain::chain;
 use kube::Client;
@@ -78,14 +77,12 @@ pub(crate) struct FleetInputs {
     pub sources: watch::Receiver<Sources>,
     pub accepted_namespaces: AcceptedNamespaces,
     pub chart: watch::Receiver<FleetChart>,
-    /// The settings that are the same for all members.
+    /// The settings that are the same for all members. A member may override the labels and annotations of workspaces.
     pub desired: DesiredState,
     /// Whether the hub places home's Tenants on members.
     pub place_tenants: bool,
     /// Values of members, over the fleet's.
     pub member_values: MemberValues,
-    /// Labels and annotations of workspaces. A member may override them.
-    pub namespaces: NamespaceConfiguration,
     /// Whether this hub leads, and writes on home.
     pub leader: Leader,
     pub shared: Arc<Shared>,

@@ -146,13 +146,13 @@ impl FleetController {
                 .chart_for((name, object), &inputs.chart, &inputs.values, previous);
         let previous = || Some(member.published.get().as_ref()?.desired.namespaces.clone());
         let namespaces =
-            namespaces::merge_for_member(&self.fleet.namespaces, &object.spec, previous);
+            namespaces::merge_for_member(&self.fleet.desired.namespaces, &object.spec, previous);
         let next = order.and_then(|order| {
             let deployments = inputs.deployment_orders.as_ref()?.get(name);
             let placements = inputs.placement_orders.as_ref()?.get(name);
             let member_inputs = MemberInputs {
                 chart: chart.chart.as_deref()?,
-                is_override: chart.is_override || namespaces.is_override,
+                is_override: chart.is_override,
                 namespaces: &namespaces.configuration,
                 deployments: deployments.map_or(&[], |orders| orders),
                 placed: placements.map_or(&[], |orders| orders),

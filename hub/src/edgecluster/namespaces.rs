@@ -11,8 +11,6 @@ use crate::members::observation::MemberValuesState;
 #[derive(Debug)]
 pub(super) struct MemberNamespaces {
     pub configuration: NamespaceConfiguration,
-    /// Whether they differ from the fleet's.
-    pub is_override: bool,
     /// Why the member's own settings are not used as written.
     pub problem: Option<MemberValuesState>,
 }
@@ -26,7 +24,6 @@ pub(super) fn merge_for_member(
 ) -> MemberNamespaces {
     match merge(fleet, spec) {
         Ok(configuration) => MemberNamespaces {
-            is_override: configuration != *fleet,
             configuration,
             problem: None,
         },
@@ -38,7 +35,6 @@ pub(super) fn merge_for_member(
             let state = State::new(Truth::False, reason::NAMESPACES_INVALID, message);
             MemberNamespaces {
                 configuration: previous().unwrap_or_else(|| valid_part(fleet, spec)),
-                is_override: true,
                 problem: Some(MemberValuesState::Reported(state)),
             }
         }
@@ -103,21 +99,16 @@ mod tests {
     #[test]
     fn member_namespace_settings_override_fleet_settings() {
         let fleet = configuration(json!({"labels": {"team": "a", "zone": "1"}}));
-        let none = merge_for_member(&fleet, &EdgeClusterSpec::default(), || None);
-        assert_eq!(
-            (none.configuration, none.is_override),
-            (fleet.clone(), false)
-        );
-        let same = merge_for_member(&fleet, &spec(json!({"labels": {"team": "a"}})), || None);
-        assert_eq!(
-            (same.configuration, same.is_override),
-            (fleet.clone(), false)
-        );
+        let same = spec(json!({"labels": {"team": "a"}}));
+        for unchanged in [EdgeClusterSpec::default(), same] {
+            let merged = merge_for_member(&fleet, &unchanged, || None);
+            assert_eq!(merged.configuration, fleet);
+        }
         let own = spec(json!({"labels": {"zone": "2"}, "annotations": {"note": "x"}}));
         let merged = merge_for_member(&fleet, &own, || None);
         let expected = json!({"labels": {"team": "a", "zone": "2"}, "annotations": {"note": "x"}});
         assert_eq!(merged.configuration, configuration(expected));
-        assert!(merged.is_override && merged.problem.is_none());
+        assert!(merged.problem.is_none());
     }
 
     #[test]

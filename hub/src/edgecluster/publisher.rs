@@ -33,7 +33,7 @@ pub struct MemberInputs<'a> {
     pub chart: &'a ChartState,
     /// Whether only this member receives this chart state. Then the desired state is not shared.
     pub is_override: bool,
-    /// Metadata of workspaces. Where it differs from the fleet's, `is_override` is true.
+    /// Metadata of workspaces. If it differs from the fleet's, the desired state is not shared.
     pub namespaces: &'a NamespaceConfiguration,
     /// Orders of the home cluster for this member. If there are any, the desired state is not shared.
     pub deployments: &'a [DesiredDeployment],
@@ -67,7 +67,10 @@ impl DesiredStatePublisher {
             deployments,
             placed,
         } = *inputs;
-        let is_override = is_override || !deployments.is_empty() || !placed.is_empty();
+        let is_override = is_override
+            || *namespaces != self.fleet.namespaces
+            || !deployments.is_empty()
+            || !placed.is_empty();
         let is_up_to_date = |published: &PublishedState| {
             published.desired.version.epoch == epoch
                 && (published.desired.paused, published.desired.retire)
@@ -168,24 +171,33 @@ mod tests {
     fn member_override_leaves_shared_desired_state_unchanged() {
         let mut publisher = DesiredStatePublisher::default();
         let (all, member_chart) = (chart(1), chart(2));
-        let first = publisher.publish(None, &shared_inputs(&all)).unwrap();
-        let inputs = MemberInputs {
-            chart: &member_chart,
-            is_override: true,
-            namespaces: &NO_METADATA,
-            deployments: &[],
-            placed: &[],
+        let shared = shared_inputs(&all);
+        let namespaces = NamespaceConfiguration {
+            labels: [("team".to_owned(), "a".to_owned())].into(),
+            ..NamespaceConfiguration::default()
         };
-        let specific = publisher.publish(Some(&first), &inputs).unwrap();
-        assert!(specific.desired.version > first.desired.version);
-        assert!(publisher.publish(Some(&specific), &inputs).is_none());
-        let second = publisher.publish(None, &shared_inputs(&all)).unwrap();
-        assert!(Arc::ptr_eq(&first.desired, &second.desired));
-        // A member without its override gets the shared chart, with a later version than its own.
-        let shared_again = publisher.publish(Some(&specific), &shared_inputs(&all));
-        let shared_again = shared_again.unwrap();
-        assert_eq!(shared_again.desired.chart, *all);
-        assert!(shared_again.desired.version > specific.desired.version);
+        let other_chart = MemberInputs {
+            is_override: true,
+            ..shared_inputs(&member_chart)
+        };
+        let other_namespaces = MemberInputs {
+            namespaces: &namespaces,
+            ..shared
+        };
+        for inputs in [other_chart, other_namespaces] {
+            let first = publisher.publish(None, &shared).unwrap();
+            assert!(publisher.publish(Some(&first), &shared).is_none());
+            let specific = publisher.publish(Some(&first), &inputs).unwrap();
+            assert!(specific.desired.version > first.desired.version);
+            assert!(publisher.publish(Some(&specific), &inputs).is_none());
+            let second = publisher.publish(None, &shared).unwrap();
+            assert!(Arc::ptr_eq(&first.desired, &second.desired));
+            // A member without its override gets the shared state, with a later version than its own.
+            let shared_again = publisher.publish(Some(&specific), &shared).unwrap();
+            assert_eq!(shared_again.desired.chart, *all);
+            assert_eq!(shared_again.desired.namespaces, NO_METADATA);
+            assert!(shared_again.desired.version > specific.desired.version);
+        }
     }
 
     #[test]
@@ -193,29 +205,28 @@ mod tests {
         let mut publisher = DesiredStatePublisher::default();
         let all = chart(1);
         let first = publisher.publish(None, &shared_inputs(&all)).unwrap();
-        let mut orders = [DesiredDeployment {
-            name: "acme".to_owned(),
-            ..DesiredDeployment::default()
-        }];
-        fn inputs<'a>(
-            chart: &'a ChartState,
-            deployments: &'a [DesiredDeployment],
-        ) -> MemberInputs<'a> {
-            MemberInputs {
-                deployments,
-                ..shared_inputs(chart)
-            }
-        }
-        let specific = publisher.publish(Some(&first), &inputs(&all, &orders));
-        let specific = specific.unwrap();
+        let [orders, removals] = [false, true].map(|remove| {
+            [DesiredDeployment {
+                name: "acme".to_owned(),
+                remove,
+                ..DesiredDeployment::default()
+            }]
+        });
+        let inputs = MemberInputs {
+            deployments: &orders,
+            ..shared_inputs(&all)
+        };
+        let specific = publisher.publish(Some(&first), &inputs).unwrap();
         assert_eq!(specific.desired.deployments, orders);
-        let again = publisher.publish(Some(&specific), &inputs(&all, &orders));
-        assert!(again.is_none());
+        assert!(publisher.publish(Some(&specific), &inputs).is_none());
         let other = publisher.publish(None, &shared_inputs(&all)).unwrap();
         assert!(Arc::ptr_eq(&first.desired, &other.desired));
-        orders[0].remove = true;
-        let removes = publisher.publish(Some(&specific), &inputs(&all, &orders));
-        assert!(removes.unwrap().desired.version > specific.desired.version);
+        let inputs = MemberInputs {
+            deployments: &removals,
+            ..inputs
+        };
+        let removes = publisher.publish(Some(&specific), &inputs).unwrap();
+        assert!(removes.desired.version > specific.desired.version);
     }
 
     #[test]
@@ -231,17 +242,6 @@ mod tests {
         });
         let locked = publisher.publish(plain.as_ref(), &shared_inputs(&chart(1)));
         assert_eq!(locked.unwrap().desired.lockdown, lockdown);
-    }
-
-    #[test]
-    fn members_with_equal_orders_share_desired_state() {
-        let mut publisher = DesiredStatePublisher::default();
-        let all = chart(1);
-        let first = publisher.publish(None, &shared_inputs(&all)).unwrap();
-        let second = publisher.publish(None, &shared_inputs(&all)).unwrap();
-        assert!(Arc::ptr_eq(&first.desired, &second.desired));
-        let third = publisher.publish(Some(&first), &shared_inputs(&all));
-        assert!(third.is_none());
     }
 
     proptest! {
