@@ -22,7 +22,7 @@ use super::api::{
 };
 use super::credential_expiry::ExpiryReminders;
 use super::decommission::{self, Decommissions, EdgeClusterDeletion};
-use super::plan::{self, conditions, written_epoch};
+use super::plan::{self, MemberSources, conditions, written_epoch};
 use super::proxies::Proxies;
 use super::publisher::DesiredStatePublisher;
 use super::source_history::SourceHistory;
@@ -33,8 +33,8 @@ use super::{
     WRITERS, acceptance, desired_status, messages,
 };
 use crate::chart::values::ValuesReadings;
-use crate::discovery::Origin;
-use crate::discovery::membership::{Membership, Refusal};
+use crate::discovery::membership::{self, BindingInput, Membership, Refusal};
+use crate::discovery::{Origin, RunningProvider};
 use crate::home_events::MemberEvent;
 use crate::leader::home_writer::{self, HomeWrites, MIN_WRITE_INTERVAL, WriteOutcome};
 use crate::leader::{Leader, LeaderState};
@@ -42,7 +42,7 @@ use crate::members::duplicates::{self, ActDecision};
 use crate::members::member::Member;
 use crate::members::remote_orders::Orders;
 use crate::members::{self, MemberRegistry};
-use crate::proxy::{Access, Permit};
+use crate::proxy::Permit;
 
 /// The time of a pass, and what this hub may do.
 pub(super) struct Pass {
@@ -92,9 +92,6 @@ pub(super) struct FleetController {
     /// When a decision is due without a change.
     reconcile_at: Option<BootTime>,
 }
-
-/// Members, each with the access to its cluster and its source.
-type MemberSources = BTreeMap<String, (Access, SourceRef)>;
 
 /// The input of one pass.
 pub(super) struct PassInputs {
@@ -246,16 +243,19 @@ impl FleetController {
     fn membership(&mut self, edge_clusters: &EdgeClusters, pass: &Pass) -> Membership {
         let bound = edge_clusters.bound();
         self.history.update(&bound);
-        let in_startup_grace = pass.now.since(self.started) < SOURCES_GRACE;
         let sources = self.fleet.sources.get();
-        let membership = plan::bind_sources(&sources, &bound, &self.history, in_startup_grace);
-        let refused = &membership.refused;
-        let shared = &self.fleet.shared;
+        let providers: Vec<&RunningProvider> = sources.iter().collect();
+        let input = BindingInput {
+            bound: &bound,
+            dismissed: &self.history.dismissed(&bound),
+            in_startup_grace: pass.now.since(self.started) < SOURCES_GRACE,
+        };
+        let membership = membership::bind_sources(&providers, input);
         messages::report_refused(
-            shared,
+            &self.fleet.shared,
             edge_clusters,
             &mut self.reported_refusals,
-            refused,
+            &membership.refused,
             pass.may_write,
         );
         self.reconcile_at = plan::grace_ends(membership.waiting, self.started, pass.now);

@@ -10,14 +10,15 @@ use krypton_types::conditions::{TARGET_RESOLVED, find, reason};
 use krypton_types::names;
 
 use super::SOURCES_GRACE;
-use super::api::{BoundSources, EdgeClusters, is_enrolled, is_joined};
-use super::source_history::SourceHistory;
-use crate::discovery::membership::{self, BindingInput, Membership};
-use crate::discovery::{RunningProvider, Source, Sources};
+use super::api::{EdgeClusters, is_enrolled, is_joined};
+use crate::discovery::membership::{self, Membership};
 use crate::members::MemberRegistry;
 use crate::members::duplicates::MemberIdentity;
 use crate::members::tenant_reports::{Target, Targets};
 use crate::proxy::Access;
+
+/// Members, each with the access to its cluster and its source.
+pub(super) type MemberSources = BTreeMap<String, (Access, SourceRef)>;
 
 /// Returns when to assign new names even if a provider has not listed yet. `None` if no source waits for
 /// that alone. A source that becomes readable is itself a change.
@@ -26,33 +27,17 @@ pub(crate) fn grace_ends(waiting: bool, started: BootTime, now: BootTime) -> Opt
     (waiting && now < grace_end).then_some(grace_end)
 }
 
-/// Binds sources to members.
-pub(super) fn bind_sources(
-    sources: &Sources,
-    bound: &BoundSources,
-    history: &SourceHistory,
-    in_startup_grace: bool,
-) -> Membership {
-    let providers: Vec<&RunningProvider> = sources.iter().collect();
-    let input = BindingInput {
-        bound,
-        dismissed: &history.dismissed(bound),
-        in_startup_grace,
-    };
-    membership::bind_sources(&providers, input)
-}
-
-/// The members with a source, each with the access to its cluster and its source.
+/// Returns the members with a source.
 pub(super) fn members_with_source(
     home: Option<&kube::Config>,
     membership: &Membership,
-) -> BTreeMap<String, (Access, SourceRef)> {
-    let mut with_source: BTreeMap<String, (Access, SourceRef)> = membership
+) -> MemberSources {
+    let mut with_source: MemberSources = membership
         .members
         .iter()
         .map(|(name, source)| {
-            let member = (access(source), source.origin.source_ref());
-            (name.clone(), member)
+            let access = Access::Kubeconfig(source.origin.clone(), source.access.clone());
+            (name.clone(), (access, source.origin.source_ref()))
         })
         .collect();
     if let Some(config) = home {
@@ -67,13 +52,9 @@ pub(super) fn members_with_source(
     with_source
 }
 
-fn access(source: &Source) -> Access {
-    Access::Kubeconfig(source.origin.clone(), source.access.clone())
-}
-
 pub(super) fn identities(
     edge_clusters: &EdgeClusters,
-    with_source: &BTreeMap<String, (Access, SourceRef)>,
+    with_source: &MemberSources,
     membership: &Membership,
     members: &MemberRegistry,
 ) -> BTreeMap<String, MemberIdentity> {
