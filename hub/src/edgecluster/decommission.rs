@@ -142,11 +142,7 @@ impl DecommissionStep {
         match self {
             Self::AddFinalizer => Some(finalizers(object, true)),
             Self::RemoveFinalizer(_) => Some(finalizers(object, false)),
-            Self::Nothing
-            | Self::Gone
-            | Self::RereadDeletion
-            | Self::Wait(_)
-            | Self::Uninstall(_) => None,
+            _ => None,
         }
     }
 
@@ -163,9 +159,7 @@ impl DecommissionStep {
             ),
             Self::Wait(cause) => (reason::UNINSTALL_WAITS, format!("{cause}; {remedy}")),
             Self::Uninstall(progress) => (reason::UNINSTALLING, format!("{progress}; {remedy}")),
-            Self::Nothing | Self::Gone | Self::AddFinalizer | Self::RemoveFinalizer(_) => {
-                return None;
-            }
+            _ => return None,
         };
         Some(State::new(Truth::False, reason, message))
     }
@@ -266,11 +260,7 @@ impl Decommissions {
                 "the EdgeCluster was deleted with deletionPolicy Uninstall; the member uninstalls its releases",
             ),
             DecommissionStep::RemoveFinalizer(removal) => removal.event()?,
-            DecommissionStep::Wait(_)
-            | DecommissionStep::Nothing
-            | DecommissionStep::Gone
-            | DecommissionStep::AddFinalizer
-            | DecommissionStep::RereadDeletion => return None,
+            _ => return None,
         };
         let event = MemberEvent::new(object, reason, message.to_owned());
         let key = (event.uid.clone(), reason);
