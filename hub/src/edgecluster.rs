@@ -137,9 +137,7 @@ pub(crate) async fn run(fleet: FleetInputs, stop: CancellationToken) {
             },
             Some(name) = controller.proxies.next_stopped() => controller.proxy_ended(&name),
             () = controller.history.request_done(&mut controller.edge_clusters) => controller.request_reconcile(),
-            Some(Ok(read)) = controller.deletion_reads.join_next(), if !controller.deletion_reads.is_empty() => {
-                controller.apply_deletion_read(read);
-            }
+            (key, read) = controller.deletion_reads.next() => controller.apply_deletion_read(key, read),
             (name, written) = controller.writes.next() => controller.apply_write(&name, written),
             () = clock::sleep_until(due, pass.now) => {}
         }

@@ -15,13 +15,13 @@ use krypton_types::placed_tenant::PlacedTenant;
 use krypton_types::validity::Validity;
 use kube::runtime::watcher::Event;
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinError;
 
 use super::api::{
     EdgeClusterWrite, EdgeClusters, certificate_expiry, create, status_patch, write_status,
 };
 use super::credential_expiry::ExpiryReminders;
-use super::decommission::{self, Decommissions, EdgeClusterDeletion};
+use super::decommission::{self, Decommissions};
 use super::plan::{self, MemberSources, conditions, written_epoch};
 use super::proxies::Proxies;
 use super::publisher::DesiredStatePublisher;
@@ -36,7 +36,9 @@ use crate::chart::values::ValuesReadings;
 use crate::discovery::membership::{self, BindingInput, Membership, Refusal};
 use crate::discovery::{Origin, RunningProvider};
 use crate::home_events::MemberEvent;
-use crate::leader::home_writer::{self, HomeWrites, MIN_WRITE_INTERVAL, WriteOutcome};
+use crate::leader::home_writer::{
+    self, DeletionCause, HomeWrites, MIN_WRITE_INTERVAL, WriteOutcome,
+};
 use crate::leader::{Leader, LeaderState};
 use crate::members::duplicates::{self, ActDecision};
 use crate::members::member::Member;
@@ -69,7 +71,8 @@ pub(super) struct FleetController {
     pub(super) history: SourceHistory,
     pub(super) deployment_orders: watch::Receiver<Option<Orders<DesiredDeployment>>>,
     pub(super) placement_orders: watch::Receiver<Option<Orders<PlacedTenant>>>,
-    pub(super) deletion_reads: JoinSet<EdgeClusterDeletion>,
+    /// By the name and the UID of the EdgeCluster.
+    pub(super) deletion_reads: KeyedTasks<(String, String), Option<DeletionCause>>,
     pub(super) writes: KeyedTasks<String, EdgeClusterWrite>,
     /// The EdgeClusters to examine.
     pub(super) queue: WorkQueue<String>,
@@ -120,7 +123,7 @@ impl FleetController {
             fleet,
             edge_clusters: EdgeClusters::default(),
             proxies: Proxies::default(),
-            deletion_reads: JoinSet::new(),
+            deletion_reads: KeyedTasks::default(),
             writes: KeyedTasks::default(),
             queue: home_writer::queue(WRITERS),
             decommissions: Decommissions::default(),
@@ -165,7 +168,7 @@ impl FleetController {
             self.edge_clusters.reset_list();
             self.fleet.reports.reset_targets();
             self.decommissions.read_again();
-            self.deletion_reads = JoinSet::new();
+            self.deletion_reads = KeyedTasks::default();
             self.first_epoch = leader_term.map_or(0, |leader_term| leader_term.epoch);
         }
         let since = pass.leader_state.term_since();
@@ -516,13 +519,17 @@ impl FleetController {
             .clear_connection(name, BootTime::now());
     }
 
-    pub(super) fn apply_deletion_read(&mut self, read: EdgeClusterDeletion) {
+    pub(super) fn apply_deletion_read(
+        &mut self,
+        (name, uid): (String, String),
+        read: Result<Option<DeletionCause>, JoinError>,
+    ) {
         self.reconcile_due = true;
-        self.decommissions.apply_read(&read);
-        if read.deletion.is_none() {
+        if let Ok(Some(deletion)) = read {
+            self.decommissions.confirm(uid, deletion);
+        } else {
             let pause = AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>());
-            self.queue
-                .delay(read.name, BootTime(BootTime::now().0 + pause));
+            self.queue.delay(name, BootTime(BootTime::now().0 + pause));
         }
     }
 

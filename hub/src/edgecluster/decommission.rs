@@ -219,15 +219,6 @@ pub(super) struct Decommissions {
     confirmed: BTreeMap<String, DeletionCause>,
     /// Recorded events, one for each UID and reason.
     recorded_events: BTreeSet<(String, &'static str)>,
-    pub(super) in_flight: BTreeSet<String>,
-}
-
-/// The result of rereading a deletion.
-pub(super) struct EdgeClusterDeletion {
-    pub(super) name: String,
-    uid: String,
-    /// `None` if the object is not deleted, or the read failed.
-    pub(super) deletion: Option<DeletionCause>,
 }
 
 impl Decommissions {
@@ -235,17 +226,13 @@ impl Decommissions {
         self.confirmed.get(object.metadata.uid.as_deref()?).copied()
     }
 
-    pub(super) fn apply_read(&mut self, read: &EdgeClusterDeletion) {
-        self.in_flight.remove(&read.uid);
-        if let Some(deletion) = read.deletion {
-            self.confirmed.insert(read.uid.clone(), deletion);
-        }
+    pub(super) fn confirm(&mut self, uid: String, deletion: DeletionCause) {
+        self.confirmed.insert(uid, deletion);
     }
 
     /// Discards confirmed deletions, because another hub may have led.
     pub(super) fn read_again(&mut self) {
         self.confirmed.clear();
-        self.in_flight.clear();
     }
 
     /// Returns the event for this step, unless it [was recorded](Self::mark_recorded) before.
@@ -279,18 +266,14 @@ impl Decommissions {
     }
 }
 
+/// Rereads a deletion. Returns `None` if the object is not being deleted, or if the read failed.
 pub(super) async fn reread_deletion(
     client: Client,
     name: String,
     uid: String,
-) -> EdgeClusterDeletion {
+) -> Option<DeletionCause> {
     let objects: Api<EdgeCluster> = Api::all(client.clone());
-    let deletion = read_deletion(client, &objects, &name, &uid).await;
-    EdgeClusterDeletion {
-        name,
-        uid,
-        deletion,
-    }
+    read_deletion(client, &objects, &name, &uid).await
 }
 
 #[cfg(test)]
@@ -483,11 +466,7 @@ mod tests {
         let mut decommissions = Decommissions::default();
         let object = deleted();
         assert_eq!(decommissions.confirmed(&object), None);
-        decommissions.apply_read(&EdgeClusterDeletion {
-            name: "edge-1".to_owned(),
-            uid: "u".to_owned(),
-            deletion: Some(DeletionCause::Object),
-        });
+        decommissions.confirm("u".to_owned(), DeletionCause::Object);
         let ordered = DecommissionStep::Uninstall(String::new());
         let event = decommissions.event(&object, &ordered).unwrap();
         assert!(

@@ -222,17 +222,19 @@ impl FleetController {
         pass: &Pass,
     ) {
         let uid = object.metadata.uid.clone().unwrap_or_default();
-        if *step != DecommissionStep::RereadDeletion || self.decommissions.in_flight.contains(&uid)
-        {
+        let is_reading = self
+            .deletion_reads
+            .keys()
+            .any(|(_, reading)| *reading == uid);
+        if *step != DecommissionStep::RereadDeletion || is_reading {
             return;
         }
         if !self.may_write_now(name, pass.now) {
             return self.request_reconcile_at(next_check(&self.queue, name, pass.now));
         }
-        self.decommissions.in_flight.insert(uid.clone());
-        let client = self.fleet.client.clone();
-        self.deletion_reads
-            .spawn(decommission::reread_deletion(client, name.to_owned(), uid));
+        let key = (name.to_owned(), uid.clone());
+        let read = decommission::reread_deletion(self.fleet.client.clone(), name.to_owned(), uid);
+        self.deletion_reads.spawn(key, read);
     }
 
     fn may_write_now(&self, name: &str, now: BootTime) -> bool {
