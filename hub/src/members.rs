@@ -75,6 +75,12 @@ struct RegistryState {
     fleet: CrossMemberState,
 }
 
+impl RegistryState {
+    fn member(&self, name: &str) -> Option<&Arc<Member>> {
+        self.members.get(name)?.member.as_ref()
+    }
+}
+
 /// State of the registry that concerns several members.
 #[derive(Debug, Default)]
 struct CrossMemberState {
@@ -172,11 +178,7 @@ impl MemberRegistry {
         if state.awaited.is_some() {
             return Err(NotFound::NotYet);
         }
-        match state
-            .members
-            .get(name)
-            .and_then(|entry| entry.member.as_ref())
-        {
+        match state.member(name) {
             Some(member) => Ok(Arc::clone(member)),
             None if state.listed => Err(NotFound::Gone),
             None => Err(NotFound::NotYet),
@@ -232,10 +234,7 @@ impl MemberRegistry {
     /// takes time.
     pub fn reject_sessions(&self, name: &str, uid: Option<&str>, reason: &str) {
         let state = self.lock();
-        let member = state
-            .members
-            .get(name)
-            .and_then(|entry| entry.member.as_ref());
+        let member = state.member(name);
         if let Some(member) = member.filter(|member| Some(&*member.uid) == uid) {
             reject(member, reason);
         }
@@ -251,13 +250,8 @@ impl MemberRegistry {
         needed: impl Fn(&str) -> bool,
     ) -> Vec<String> {
         let mut state = self.lock();
-        let RegistryState {
-            listed,
-            members,
-            fleet,
-            ..
-        } = &mut *state;
-        *listed = true;
+        state.listed = true;
+        let RegistryState { members, fleet, .. } = &mut *state;
         let mut forgotten = Vec::new();
         for (name, entry) in members.iter_mut() {
             let exists = has_object(name);

@@ -462,13 +462,9 @@ impl LockedMember<'_> {
             return;
         }
         (reporters.last_agent_report, reporters.last_able) = (now, None);
-        reporters.presence.send_if_modified(|presence| {
-            let existed = *presence != Presence::Never;
-            if existed {
-                *presence = Presence::Away(now);
-            }
-            existed
-        });
+        if reporters.presence.get() != Presence::Never {
+            reporters.presence.send_replace(Presence::Away(now));
+        }
         self.forget_reports(now);
         let reporters = self.reporters();
         if reporters.all.is_empty() && reporters.presence.get() != Presence::Never {

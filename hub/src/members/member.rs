@@ -124,11 +124,9 @@ impl Member {
     /// Charges `amount` to the member's quota and returns how long the session must not read.
     pub fn charge_reports(&self, now: BootTime, amount: u64) -> Duration {
         let mut quotas = self.quotas();
-        let buckets = quotas.reports.each_mut();
-        buckets
-            .map(|bucket| bucket.charge(now, amount))
-            .into_iter()
-            .fold(Duration::ZERO, Duration::max)
+        let buckets = quotas.reports.iter_mut();
+        let waits = buckets.map(|bucket| bucket.charge(now, amount));
+        waits.max().unwrap_or_default()
     }
 
     /// Takes one request of this kind from the member's quota.
@@ -209,11 +207,8 @@ pub struct MemberSnapshot {
 /// Ends the sessions of a member's agents.
 pub(super) fn reject(member: &Member, reason: &str) {
     member.admission.send_if_modified(|admission| {
-        let changed = admission.refused.as_deref() != Some(reason);
-        if changed {
-            admission.refused = Some(reason.to_owned());
-        }
-        changed
+        let previous = admission.refused.replace(reason.to_owned());
+        previous.as_deref() != Some(reason)
     });
 }
 

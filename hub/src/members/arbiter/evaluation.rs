@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::newest::Newest as _;
+use krypton_runtime::newest::{Newest as _, SendIfChanged as _};
 use krypton_types::conditions::{State, Truth, reason};
 
 use super::{Reporter, ReporterId, SILENCE};
 use crate::leader::raise_epoch;
+use crate::members::LockedMember;
 use crate::members::claims::ClaimDelay;
 use crate::members::health::{MemberHealth, health};
-use crate::members::{CrossMemberState, LockedMember};
 
 const UNCONFIRMED: &str = "the member reports a later desired state, and no other member confirms it; if home was \
     restored from a backup, delete Secret krypton-system/krypton-desired-state on the member, or wait six hours";
@@ -67,12 +67,9 @@ impl LockedMember<'_> {
         let ready = reporters.agents().any(Reporter::is_ready);
         let last_able = reporters.agents().filter_map(|reporter| reporter.last_able);
         let last_able = last_able.chain(reporters.last_able).max();
-        reporters.presence.send_if_modified(|presence| {
-            let next = presence.next(ready, last_able.unwrap_or(now));
-            let changed = next != *presence;
-            *presence = next;
-            changed
-        });
+        let presence = reporters.presence.get();
+        let next = presence.next(ready, last_able.unwrap_or(now));
+        reporters.presence.send_if_changed(next);
     }
 
     fn health(&mut self, now: BootTime) -> MemberHealth {
@@ -110,14 +107,10 @@ impl LockedMember<'_> {
     /// Follows a member's claim of an epoch that this hub has not issued, once the claim is credible.
     fn judge_claim(&mut self, is_writing: bool, health: &mut MemberHealth, now: BootTime) {
         let has_record = is_writing && (health.ahead.is_some() || health.applied.is_some());
-        let ahead = &self.registry.ahead;
-        let CrossMemberState {
-            epoch_claims,
-            epoch,
-            ..
-        } = &mut *self.fleet;
+        let (ahead, fleet) = (&self.registry.ahead, &mut *self.fleet);
+        let epoch_claims = &mut fleet.epoch_claims;
         epoch_claims.record(self.name, has_record.then_some(health.ahead));
-        let latest = epoch_claims.latest_claim(self.name, *epoch, ahead.get());
+        let latest = epoch_claims.latest_claim(self.name, fleet.epoch, ahead.get());
         let claims = &mut self.reporters().claims;
         let Some((claimed, confirmed)) = latest else {
             return claims.end_claim();
