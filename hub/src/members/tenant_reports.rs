@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use crate::leader::home_writer::HomeWrites;
 use crate::members::report_set::ReportSet;
+use crate::members::tenant_summary::REASON_MAX;
 use crate::notify::Notifier;
 
 pub use queries::UninstallCounts;
@@ -31,8 +32,6 @@ pub const TENANTS_MAX: usize = 10_000;
 /// Limit for the texts of one member's reports, in bytes: the most that 1,000 Tenants need. Beyond it, a report keeps
 /// its reasons and loses its messages, labels and history.
 pub(crate) const TEXTS_MAX: usize = 16 * 1024 * 1024;
-/// Longest reason of a report without messages, in bytes.
-pub(crate) const REASON_MAX: usize = 128;
 
 /// Whether the hub has complete reports of a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,6 +58,12 @@ struct MemberReports {
     text_size: usize,
     /// Chart of the latest desired state for this member, in the format of a Tenant's status.
     desired_chart: Option<Arc<str>>,
+}
+
+impl MemberReports {
+    fn grace_end(&self) -> BootTime {
+        BootTime(self.started_at.0 + START_GRACE)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -108,7 +113,7 @@ impl StoreState {
         &mut self,
         name: &MemberName,
         key: TenantKey,
-        report: TenantReport,
+        mut report: TenantReport,
         digest_part: u128,
     ) {
         let known = self.by_tenant.get_key_value(&key);
@@ -116,7 +121,6 @@ impl StoreState {
         let reports = self.members.entry(Arc::clone(name)).or_default();
         let previous = reports.tenants.get(&key);
         let others_size = reports.text_size - previous.map_or(0, |previous| text_size(previous));
-        let mut report = report;
         if others_size + text_size(&report) > TEXTS_MAX {
             report = without_messages(report);
         }
@@ -171,11 +175,11 @@ impl StoreState {
 
     fn start_grace(&mut self, name: MemberName, now: BootTime) {
         let reports = self.members.entry(Arc::clone(&name)).or_default();
-        let previous_end = BootTime(reports.started_at.0 + START_GRACE);
+        let previous_end = (reports.grace_end(), Arc::clone(&name));
+        self.grace_ends.remove(&previous_end);
         reports.started_at = now;
-        self.grace_ends.remove(&(previous_end, Arc::clone(&name)));
-        self.grace_ends
-            .insert((BootTime(now.0 + START_GRACE), Arc::clone(&name)));
+        let next_end = (reports.grace_end(), Arc::clone(&name));
+        self.grace_ends.insert(next_end);
         self.mark_member(name);
     }
 }
@@ -282,7 +286,7 @@ impl TenantReports {
         }
         let complete = report_state == ReportState::Complete;
         reports.report_state = report_state;
-        let grace_end = BootTime(reports.started_at.0 + START_GRACE);
+        let grace_end = reports.grace_end();
         if complete {
             for (key, report) in reports.tenants.finish_full_report() {
                 state.unindex(member, &key, &report);
@@ -305,33 +309,28 @@ impl TenantReports {
 
     /// Sets the members that Tenants may reference, derived from all EdgeClusters.
     pub fn set_targets(&self, targets: Targets) {
-        let mut state = self.lock();
-        let Some(previous) = state.targets.replace(Arc::default()) else {
-            state.targets = Some(Arc::new(targets));
-            state.dirty.all = true;
-            drop(state);
-            self.changed.notify_one();
-            return;
-        };
-        let mut changed = false;
-        let names = previous.keys().chain(targets.keys());
-        for name in names {
-            let (old, new) = (previous.get(name), targets.get(name));
-            if old == new {
-                continue;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        match &state.targets {
+            None => state.dirty.all = true,
+            Some(previous) if **previous == targets => return,
+            Some(previous) => {
+                for name in previous.keys().chain(targets.keys()) {
+                    let (old, new) = (previous.get(name), targets.get(name));
+                    if old == new {
+                        continue;
+                    }
+                    // A Tenant that is placed on a cluster follows it to another member of the same UID.
+                    let uids = [old, new].into_iter().flatten();
+                    let uids = uids.filter_map(|target| target.cluster_uid.clone());
+                    state.dirty.clusters.extend(uids);
+                    state.dirty.members.insert(MemberName::from(name.as_str()));
+                }
             }
-            changed = true;
-            // A Tenant that is placed on a cluster follows it to another member of the same UID.
-            let uids = [old, new].into_iter().flatten();
-            let uids = uids.filter_map(|target| target.cluster_uid.clone());
-            state.dirty.clusters.extend(uids);
-            state.dirty.members.insert(MemberName::from(name.as_str()));
         }
-        state.targets = Some(if changed { Arc::new(targets) } else { previous });
-        drop(state);
-        if changed {
-            self.changed.notify_one();
-        }
+        state.targets = Some(Arc::new(targets));
+        drop(guard);
+        self.changed.notify_one();
     }
 
     /// Records the chart of the member's published desired state. Returns whether it differs from the last one.
@@ -436,7 +435,7 @@ impl TenantReports {
         let mut state = self.lock();
         state.remove_all(member);
         let (name, reports) = state.entry(member);
-        let grace_end = BootTime(reports.started_at.0 + START_GRACE);
+        let grace_end = reports.grace_end();
         state.grace_ends.remove(&(grace_end, name));
         state.members.remove(member);
     }

@@ -9,7 +9,7 @@ use krypton_types::tenant::TenantKey;
 const LIST_SIZE_MAX: usize = 128 * 1024;
 /// Size of an entry without its texts: field names, quotes and the state.
 const ENTRY_SIZE: usize = 72;
-/// Longest reason in an entry, in bytes.
+/// Longest reason in an entry or in a report without messages, in bytes.
 pub(crate) const REASON_MAX: usize = 128;
 
 /// Lists as many Tenants as fit, sorted by severity and then by name.

@@ -13,8 +13,7 @@ use krypton_types::names;
 use krypton_types::tenant::{TenantKey, TenantReport};
 
 use super::{
-    MemberName, MemberReports, ReportState, START_GRACE, TENANTS_MAX, Targets, TenantReports,
-    text_size,
+    MemberName, MemberReports, ReportState, TENANTS_MAX, Targets, TenantReports, text_size,
 };
 use crate::members::tenant_summary;
 
@@ -138,7 +137,7 @@ impl TenantReports {
             let view = MemberView {
                 report_state: member.report_state.clone(),
                 report: report.cloned(),
-                in_grace: now.since(member.started_at) < START_GRACE,
+                in_grace: now < member.grace_end(),
                 desired_chart: member.desired_chart.clone(),
             };
             Some((Arc::clone(name), view))
