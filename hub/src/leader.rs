@@ -9,9 +9,9 @@ mod epoch;
 pub mod home_writer;
 pub mod pod_label;
 
-use std::pin::Pin;
 use std::time::Duration;
 
+use futures::future::{BoxFuture, OptionFuture};
 use krypton_runtime::admin::Readiness;
 use krypton_runtime::call::ApiError;
 use krypton_runtime::clock::{self, BootTime};
@@ -234,8 +234,6 @@ pub struct ElectionHandle {
     idle: CancellationToken,
 }
 
-type EpochRequest = Pin<Box<dyn Future<Output = Result<u64, ApiError>> + Send>>;
-
 impl LeaderElection {
     /// Returns the handle, and a task that runs the election until [`ElectionHandle::leave`]. The task calls
     /// `on_epoch` with each new epoch, before it publishes the leadership. The second argument is true for the first
@@ -288,7 +286,7 @@ impl LeaderElection {
     ) {
         let mut foreign_epoch = self.foreign_epoch.subscribe();
         let mut election = ElectionState::new(self.times);
-        let mut epoch_request: Option<EpochRequest> = None;
+        let mut epoch_request: Option<BoxFuture<'static, Result<u64, ApiError>>> = None;
         let mut epoch_result = None;
         // The greatest epoch that this hub has taken.
         let mut own_epoch = 0;
@@ -334,7 +332,8 @@ impl LeaderElection {
                 () = leaving.cancelled() => {}
                 changed = lease_updates.changed() => if changed.is_err() { return },
                 Ok(()) = foreign_epoch.changed() => {}
-                epoch = requested_epoch(&mut epoch_request) => {
+                Some(epoch) = OptionFuture::from(epoch_request.as_mut()) => {
+                    epoch_request = None;
                     if let Err(error) = &epoch {
                         tracing::warn!(error = %chain(error), "taking a new epoch failed; retrying");
                     }
@@ -406,16 +405,6 @@ fn was_stale(previous: Option<BootTime>, renewed: Option<BootTime>, times: &Leas
     previous
         .zip(renewed)
         .is_some_and(|(previous, renewed)| renewed.since(previous) >= times.fresh)
-}
-
-/// Returns the requested epoch. Waits forever if none is requested.
-async fn requested_epoch(request: &mut Option<EpochRequest>) -> Result<u64, ApiError> {
-    let Some(pending) = request else {
-        return std::future::pending().await;
-    };
-    let epoch = pending.await;
-    *request = None;
-    epoch
 }
 
 impl ElectionHandle {
