@@ -474,7 +474,7 @@ impl FleetController {
             clock::wall(),
         );
         let (recorded_conditions, next) = (conditions(object), &status.conditions);
-        let record = |(reason, message)| {
+        let record = |reason, message| {
             let event = MemberEvent::new(object, reason, message);
             shared.notices.try_warn(event)
         };

@@ -42,37 +42,29 @@ impl MemberCredential {
     pub fn state(self, member: &str, validity: Validity, now: Timestamp) -> State {
         let end = Timestamp::from_second(validity.not_after.as_second());
         let end = end.unwrap_or(validity.not_after);
-        match (self, validity.state_at(now)) {
-            (_, CredentialState::Current) => State::new(Truth::True, reason::CURRENT, ""),
-            (Self::Agent, CredentialState::Soon) => State::new(
-                Truth::False,
-                reason::SOON,
-                format!(
-                    "the agent's certificate expires at {end} and should have been renewed by now; see the agent's log. After it has expired, run 'kubectl krypton join {member}'"
-                ),
+        let state = validity.state_at(now);
+        let message = match (self, state) {
+            (_, CredentialState::Current) => {
+                return State::new(Truth::True, reason::CURRENT, "");
+            }
+            (Self::Agent, CredentialState::Soon) => format!(
+                "the agent's certificate expires at {end} and should have been renewed by now; see the agent's log. After it has expired, run 'kubectl krypton join {member}'"
             ),
-            (Self::Agent, CredentialState::Expired) => State::new(
-                Truth::False,
-                reason::EXPIRED,
-                format!(
-                    "the agent's certificate expired at {end}; run 'kubectl krypton join {member}' and enroll the agent again. Until then it keeps its last desired state"
-                ),
+            (Self::Agent, CredentialState::Expired) => format!(
+                "the agent's certificate expired at {end}; run 'kubectl krypton join {member}' and enroll the agent again. Until then it keeps its last desired state"
             ),
-            (Self::Access, CredentialState::Soon) => State::new(
-                Truth::False,
-                reason::SOON,
-                format!(
-                    "the credential of the member's kubeconfig expires at {end}; put a newer kubeconfig into its source"
-                ),
+            (Self::Access, CredentialState::Soon) => format!(
+                "the credential of the member's kubeconfig expires at {end}; put a newer kubeconfig into its source"
             ),
-            (Self::Access, CredentialState::Expired) => State::new(
-                Truth::False,
-                reason::EXPIRED,
-                format!(
-                    "the credential of the member's kubeconfig expired at {end}; put a newer kubeconfig into its source"
-                ),
+            (Self::Access, CredentialState::Expired) => format!(
+                "the credential of the member's kubeconfig expired at {end}; put a newer kubeconfig into its source"
             ),
-        }
+        };
+        let reason = match state {
+            CredentialState::Expired => reason::EXPIRED,
+            _ => reason::SOON,
+        };
+        State::new(Truth::False, reason, message)
     }
 }
 
@@ -96,9 +88,6 @@ pub fn set_conditions(
     }
 }
 
-/// A warning event for a member: its reason and message.
-pub type ExpiryWarning = (&'static str, String);
-
 /// The warnings already recorded: one shortly before expiry, one at expiry, and a repetition each day. A
 /// hub that starts assumes that its predecessor recorded the current condition's warning. It therefore
 /// warns again no earlier than the next day.
@@ -111,15 +100,15 @@ pub struct ExpiryReminders {
 type ReminderStage = Option<(&'static str, i64)>;
 
 impl ExpiryReminders {
-    /// Passes due warnings for a member to `emit`. `recorded_conditions` are the written ones, and `next` the
-    /// ones about to be written. If `emit` returns false, the warning remains due.
+    /// Passes the reason and message of each due warning for a member to `emit`. `recorded_conditions` are the written
+    /// ones, and `next` the ones about to be written. If `emit` returns false, the warning remains due.
     pub fn check(
         &mut self,
         member: &str,
         recorded_conditions: &[Condition],
         next: &[Condition],
         now: Timestamp,
-        mut emit: impl FnMut(ExpiryWarning) -> bool,
+        mut emit: impl FnMut(&'static str, String) -> bool,
     ) {
         for credential in MemberCredential::ALL {
             let (current, message) = reminder_stage(next, credential, now).unzip();
@@ -133,7 +122,7 @@ impl ExpiryReminders {
             });
             let is_recorded = match (current, message) {
                 (Some((reason, _)), Some(message)) if previous != current => {
-                    emit((reason, message.to_owned()))
+                    emit(reason, message.to_owned())
                 }
                 _ => true,
             };
@@ -212,7 +201,7 @@ mod tests {
             set_conditions(&mut next, "edge-1", credentials, 1, at(now));
             let mut reasons = Vec::new();
             let (reminders, conditions) = (&mut self.reminders, &self.conditions);
-            reminders.check("edge-1", conditions, &next, at(now), |(reason, _)| {
+            reminders.check("edge-1", conditions, &next, at(now), |reason, _| {
                 if self.accepts_events {
                     reasons.push(reason);
                 }
