@@ -1,25 +1,23 @@
 //! Selects the home cluster and creates clients for it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
 use krypton_runtime::access::{
-    ClusterConfig, ConfigError, CutOffCallback, InCluster, LocalError, ResponseLimits,
-    from_kubeconfig, local, new_client, read_kubeconfig, redacted,
+    ClusterConfig, ConfigError, InCluster, LocalError, from_kubeconfig, local, new_client,
+    read_kubeconfig, redacted,
 };
 use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::retry::StartupGrace;
 use krypton_types::kubeconfig::{self as sanitizer, Policy};
 use kube::config::Kubeconfig;
 use kube::{Api, Client, Config};
-use tokio::sync::Notify;
 
 use crate::args::{HomeChoice, HomeSource};
 
 /// User agent of the hub's requests.
-const USER_AGENT: &str = concat!("krypton-hub/", env!("CARGO_PKG_VERSION"));
+pub const USER_AGENT: &str = concat!("krypton-hub/", env!("CARGO_PKG_VERSION"));
 const SECRET_TIMEOUT: Duration = Duration::from_secs(30);
 /// The sanitizer's own limit. Also needed here, because a context is set before the sanitizer reads the
 /// text.
@@ -139,28 +137,6 @@ async fn choose_from(
 /// Must be called inside a tokio runtime.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
     new_client(config, USER_AGENT)
-}
-
-/// Calls [`krypton_runtime::access::client_notifying_unauthorized`] with the hub's user agent.
-///
-/// Must be called inside a tokio runtime.
-pub fn client_notifying_unauthorized(
-    config: Config,
-    refused: Arc<Notify>,
-) -> Result<Client, kube::Error> {
-    krypton_runtime::access::client_notifying_unauthorized(config, USER_AGENT, refused)
-}
-
-/// Calls [`krypton_runtime::access::client_with_limits`] with the hub's user agent.
-///
-/// Must be called inside a tokio runtime.
-pub fn client_with_limits(
-    config: Config,
-    refused: Arc<Notify>,
-    report: CutOffCallback,
-) -> Result<Client, kube::Error> {
-    let limits = ResponseLimits::default();
-    krypton_runtime::access::client_with_limits(config, USER_AGENT, refused, limits, report)
 }
 
 /// Builds the configuration of a member from its sanitized kubeconfig.

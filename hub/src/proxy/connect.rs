@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use krypton_runtime::access::{self, SwappableClient};
+use krypton_runtime::access::{self, ResponseLimits, SwappableClient};
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::cluster::ClusterIdentity;
@@ -24,7 +24,7 @@ use tracing::Instrument as _;
 use super::tunnel::permitted_addresses;
 use super::{Access, Shared};
 use crate::discovery::{Origin, Unresolved};
-use crate::home;
+use crate::home::{self, USER_AGENT};
 
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Credentials with a shorter lifetime are renewed by programs, so their expiry is not reported.
@@ -163,10 +163,12 @@ pub(super) async fn prepare(
         let as_helm = access::impersonating_config(&config, account);
         let on_refusal = Arc::clone(&refusal);
         let client = match &origin {
-            None => home::client_notifying_unauthorized(config, on_refusal),
+            None => access::client_notifying_unauthorized(config, USER_AGENT, on_refusal),
             // The hub does not trust a member's API server.
             Some(_) => {
-                home::client_with_limits(config, on_refusal, oversize_reporter(name, shared))
+                let limits = ResponseLimits::default();
+                let report = oversize_reporter(name, shared);
+                access::client_with_limits(config, USER_AGENT, on_refusal, limits, report)
             }
         };
         let client = client.map_err(ConnectError::Client)?;
