@@ -17,7 +17,7 @@ use kube::{Api, Client, Config};
 use crate::args::{HomeChoice, HomeSource};
 
 /// User agent of the hub's requests.
-pub const USER_AGENT: &str = concat!("krypton-hub/", env!("CARGO_PKG_VERSION"));
+pub(crate) const USER_AGENT: &str = concat!("krypton-hub/", env!("CARGO_PKG_VERSION"));
 const SECRET_TIMEOUT: Duration = Duration::from_secs(30);
 /// The sanitizer's own limit. Also needed here, because a context is set before the sanitizer reads the
 /// text.

@@ -207,35 +207,26 @@ async fn bad_watch_file_error_names_path_without_content() {
 }
 
 #[tokio::test]
-async fn unreadable_local_kubeconfig_error_names_file_and_remedy() {
+async fn missing_local_kubeconfig_error_names_places_and_remedy() {
     let files = Files::new();
-    let local = LocalSource {
-        flag: Some(files.path("none")),
+    let [none, neither] = ["none", "neither"].map(|name| files.path(name));
+    let flag = LocalSource {
+        flag: Some(none.clone()),
         ..Default::default()
     };
-    let text = chain(&choose_local(local, None).await.unwrap_err());
-    assert!(
-        text.contains("none failed; correct it, --kubeconfig or KUBECONFIG"),
-        "{text}"
-    );
-    let two = vec![files.path("none"), files.path("neither")];
-    let local = LocalSource {
-        kubeconfig_variable: two,
+    let variable = LocalSource {
+        kubeconfig_variable: vec![none, neither],
         ..Default::default()
     };
-    assert!(matches!(
-        choose_local(local, None).await,
-        Err(HomeError::Local(LocalError::File { .. }))
-    ));
-}
-
-#[tokio::test]
-async fn without_any_configuration_the_places_are_named() {
-    let text = choose_local(LocalSource::default(), None)
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(text.contains("no --kubeconfig, no KUBECONFIG"), "{text}");
+    let unreadable = "none failed; correct it, --kubeconfig or KUBECONFIG";
+    for (local, expected) in [
+        (flag, unreadable),
+        (variable, unreadable),
+        (LocalSource::default(), "no --kubeconfig, no KUBECONFIG"),
+    ] {
+        let error = choose_local(local, None).await.unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    }
 }
 
 fn secret(key: &str, content: &str) -> Secret {
@@ -335,12 +326,13 @@ impl Server {
     }
 }
 
-fn watch_secret() -> HomeChoice {
-    HomeChoice::Secret {
+async fn choose_watch_secret(local: LocalSource) -> Result<ClusterConfig, HomeError> {
+    let choice = HomeChoice::Secret {
         namespace: "krypton".to_owned(),
         name: "home".to_owned(),
         key: "kubeconfig".to_owned(),
-    }
+    };
+    choose(source(choice, None, local)).await
 }
 
 fn as_json(status: StatusCode, body: Value) -> Response {
@@ -358,9 +350,7 @@ async fn watch_secret_is_fetched_with_local_kubeconfig() {
     let body = serde_json::to_value(&secret).unwrap();
     let server = Server::start(move || as_json(StatusCode::OK, body.clone())).await;
     let files = Files::new();
-    let home = choose(source(watch_secret(), None, server.local(&files)))
-        .await
-        .unwrap();
+    let home = choose_watch_secret(server.local(&files)).await.unwrap();
     assert_home(&home, "https://home:6443/", "blue");
     let agent = format!("krypton-hub/{}", env!("CARGO_PKG_VERSION"));
     let path = "/api/v1/namespaces/krypton/secrets/home".to_owned();
@@ -372,26 +362,19 @@ async fn missing_watch_secret_error_matches_original() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": "secrets \"home\" not found"});
     let server = Server::start(move || as_json(StatusCode::NOT_FOUND, status.clone())).await;
     let files = Files::new();
-    let error = choose(source(watch_secret(), None, server.local(&files)))
-        .await
-        .unwrap_err();
+    let home = choose_watch_secret(server.local(&files)).await;
+    let text = home.unwrap_err().to_string();
     assert!(
-        error
-            .to_string()
-            .starts_with("fetch secret krypton/home failed"),
-        "{error}"
+        text.starts_with("fetch secret krypton/home failed"),
+        "{text}"
     );
 }
 
 #[tokio::test]
 async fn watch_secret_fetch_fails_without_local_kubeconfig() {
-    let error = choose(source(watch_secret(), None, LocalSource::default()))
-        .await
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "construct client failed for secret fetch"
-    );
+    let home = choose_watch_secret(LocalSource::default()).await;
+    let text = home.unwrap_err().to_string();
+    assert_eq!(text, "construct client failed for secret fetch");
 }
 
 #[tokio::test]
@@ -424,9 +407,7 @@ async fn certificates_in_files_are_inline_for_helm() {
         "k",
         kubeconfig_with("https://a:1", json!({"tls-server-name": "b"}), user),
     );
-    let home = choose(source(HomeChoice::File(path), None, LocalSource::default()))
-        .await
-        .unwrap();
+    let home = choose_file(&path, None).await.unwrap();
     let kubeconfig = rendered(&home.config);
     let expected = json!({
         "client-certificate-data": ByteString(b"the certificate".to_vec()),
