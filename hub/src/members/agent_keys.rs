@@ -68,11 +68,8 @@ pub fn enrolled(keys: Option<&AgentKeys>, key: AgentKey) -> AgentKeys {
 }
 
 fn contains_key(keys: &AgentKeys, key: &str) -> bool {
-    keys.current.key_sha256 == key
-        || keys
-            .next
-            .as_ref()
-            .is_some_and(|next| next.key_sha256 == key)
+    let mut recorded = [&keys.current].into_iter().chain(&keys.next);
+    recorded.any(|recorded| recorded.key_sha256 == key)
 }
 
 /// Whether the hub issued `key` after all recorded keys. The hub records a key before it sends the certificate,
@@ -118,6 +115,10 @@ pub fn renewed(
     next: AgentKey,
     now: Timestamp,
 ) -> Result<AgentKeys, NotRenewed> {
+    let is_recent = |pending: &AgentKey| {
+        let since = pending.since.as_ref();
+        since.is_some_and(|since| ago(since, now) < RENEWAL_PENDING)
+    };
     let current = match keys {
         None => presented,
         Some(keys) if is_newer(keys, &presented) => presented,
@@ -127,13 +128,7 @@ pub fn renewed(
         Some(keys) => match &keys.next {
             Some(pending) if pending.key_sha256 == presented.key_sha256 => pending.clone(),
             Some(pending) if pending.key_sha256 == next.key_sha256 => keys.current.clone(),
-            Some(pending) if pending.used.is_some() => return Err(NotRenewed::Renewing),
-            Some(pending)
-                if pending
-                    .since
-                    .as_ref()
-                    .is_some_and(|at| ago(at, now) < RENEWAL_PENDING) =>
-            {
+            Some(pending) if pending.used.is_some() || is_recent(pending) => {
                 return Err(NotRenewed::Renewing);
             }
             _ => keys.current.clone(),
@@ -153,13 +148,9 @@ pub fn record_use(keys: &mut Option<AgentKeys>, key: &AgentKey, now: Timestamp) 
             next: None,
         });
     }
-    match keys {
-        Some(AgentKeys {
-            next: Some(next), ..
-        }) if next.key_sha256 == key.key_sha256 && next.used.is_none() => {
-            next.used = Some(whole_seconds(now));
-        }
-        _ => {}
+    let next = keys.as_mut().and_then(|keys| keys.next.as_mut());
+    if let Some(next) = next.filter(|next| next.key_sha256 == key.key_sha256) {
+        next.used.get_or_insert(whole_seconds(now));
     }
 }
 

@@ -197,18 +197,16 @@ mod tests {
         }
     }
 
-    fn decisions(identities: Vec<(&str, MemberIdentity)>) -> BTreeMap<String, ActDecision> {
-        decide_all(
-            &identities
-                .into_iter()
-                .map(|(name, identity)| (name.to_owned(), identity))
-                .collect(),
-        )
+    fn decisions<const N: usize>(
+        identities: [(&str, MemberIdentity); N],
+    ) -> BTreeMap<String, ActDecision> {
+        let identities = identities.map(|(name, identity)| (name.to_owned(), identity));
+        decide_all(&identities.into())
     }
 
     #[test]
     fn older_member_wins_shared_cluster_uid() {
-        let decided = decisions(vec![
+        let decided = decisions([
             ("a", identity(2, None, Some("u"))),
             ("b", identity(1, None, Some("u"))),
         ]);
@@ -218,7 +216,7 @@ mod tests {
 
     #[test]
     fn self_cluster_goes_before_every_older_member() {
-        let decided = decisions(vec![
+        let decided = decisions([
             ("a", identity(1, Some("u"), Some("u"))),
             (names::SELF_CLUSTER, identity(9, None, Some("u"))),
         ]);
@@ -233,14 +231,11 @@ mod tests {
     fn member_with_agent_precedes_older_one_without() {
         let mut agent = identity(9, None, Some("u"));
         agent.agent = true;
-        let decided = decisions(vec![
-            ("a", identity(1, None, Some("u"))),
-            ("b", agent.clone()),
-        ]);
+        let decided = decisions([("a", identity(1, None, Some("u"))), ("b", agent.clone())]);
         assert_eq!(decided["a"], ActDecision::Duplicate("b".to_owned()));
         assert_eq!(decided["b"], ActDecision::Act);
         // An agent's report cannot displace the recorded member.
-        let decided = decisions(vec![("a", identity(1, Some("u"), Some("u"))), ("b", agent)]);
+        let decided = decisions([("a", identity(1, Some("u"), Some("u"))), ("b", agent)]);
         assert_eq!(decided["a"], ActDecision::Act);
         assert_eq!(decided["b"], ActDecision::Duplicate("a".to_owned()));
     }
@@ -248,19 +243,19 @@ mod tests {
     #[test]
     fn younger_member_waits_until_older_was_attempted() {
         let mut older = identity(1, None, None);
-        let decided = decisions(vec![
+        let decided = decisions([
             ("old", older.clone()),
             ("new", identity(2, None, Some("u"))),
         ]);
         assert_eq!(decided["new"], ActDecision::Wait);
         older.attempted = true;
-        let decided = decisions(vec![("old", older), ("new", identity(2, None, Some("u")))]);
+        let decided = decisions([("old", older), ("new", identity(2, None, Some("u")))]);
         assert_eq!(decided["new"], ActDecision::Act);
     }
 
     #[test]
     fn unreachable_member_keeps_recorded_cluster_uid() {
-        let decided = decisions(vec![
+        let decided = decisions([
             ("old", identity(1, Some("u"), None)),
             ("new", identity(2, None, Some("u"))),
         ]);
@@ -271,22 +266,16 @@ mod tests {
     fn known_cluster_under_new_name_is_held() {
         let mut gone = identity(1, Some("u"), None);
         gone.present = false;
-        let decided = decisions(vec![
-            ("old", gone.clone()),
-            ("new", identity(2, None, Some("u"))),
-        ]);
+        let decided = decisions([("old", gone.clone()), ("new", identity(2, None, Some("u")))]);
         assert_eq!(decided["new"], ActDecision::Renamed("old".to_owned()));
         // A member already recorded under this name continues.
-        let decided = decisions(vec![
-            ("old", gone),
-            ("new", identity(2, Some("u"), Some("u"))),
-        ]);
+        let decided = decisions([("old", gone), ("new", identity(2, Some("u"), Some("u")))]);
         assert_eq!(decided["new"], ActDecision::Act);
     }
 
     #[test]
     fn changed_cluster_behind_same_name_is_not_touched() {
-        let decided = decisions(vec![("a", identity(1, Some("u"), Some("v")))]);
+        let decided = decisions([("a", identity(1, Some("u"), Some("v")))]);
         let changed = ActDecision::Changed {
             recorded: "u".to_owned(),
             current: "v".to_owned(),
