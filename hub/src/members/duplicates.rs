@@ -40,11 +40,8 @@ pub enum ActDecision {
     Duplicate(String),
     /// The cluster is recorded under the named member, whose source is gone.
     Renamed(String),
-    /// The cluster that responds is not the recorded one.
-    Changed {
-        recorded: String,
-        current: String,
-    },
+    /// The cluster that responds, with this UID, is not the recorded one.
+    Changed(String),
 }
 
 /// Decides for all members together.
@@ -82,13 +79,9 @@ fn decide<'a>(
     let Some(current) = identity.current_uid.as_deref() else {
         return ActDecision::Wait;
     };
-    if let Some(recorded) = identity.recorded_uid.as_deref()
-        && recorded != current
-    {
-        return ActDecision::Changed {
-            recorded: recorded.to_owned(),
-            current: current.to_owned(),
-        };
+    let recorded = identity.recorded_uid.as_deref();
+    if recorded.is_some_and(|recorded| recorded != current) {
+        return ActDecision::Changed(current.to_owned());
     }
     let mut wait = false;
     for (other_name, other) in rivals {
@@ -149,7 +142,7 @@ pub fn held_back(
                 "this cluster is already member {old}, and release names contain that name; restore the Secret under the old name, or delete EdgeCluster {old} to install everything again under this name"
             ),
         )),
-        ActDecision::Changed { current, .. } => Some((
+        ActDecision::Changed(current) => Some((
             reason::IDENTITY_CHANGED,
             format!(
                 "the cluster that responds (UID {current}) is not the recorded one; if you rebuilt the cluster, run 'kubectl krypton join {name} --replace'"
@@ -276,10 +269,6 @@ mod tests {
     #[test]
     fn changed_cluster_behind_same_name_is_not_touched() {
         let decided = decisions([("a", identity(1, Some("u"), Some("v")))]);
-        let changed = ActDecision::Changed {
-            recorded: "u".to_owned(),
-            current: "v".to_owned(),
-        };
-        assert_eq!(decided["a"], changed);
+        assert_eq!(decided["a"], ActDecision::Changed("v".to_owned()));
     }
 }
