@@ -11,6 +11,8 @@ use crate::members::health::reported;
 use crate::members::tenant_reports::TenantReports;
 
 const MEMBER: &str = "edge-1";
+const PROXY: ReporterId = ReporterId::Proxy;
+const AGENT: ReporterId = ReporterId::Session(1);
 
 struct FleetFixture {
     members: MemberRegistry,
@@ -44,17 +46,6 @@ fn writing(holder: &str) -> MemberReport {
         writing: true,
         applied: Some((Version::default(), "d".to_owned())),
         ..observing(holder)
-    }
-}
-
-/// Claims a desired state that this hub has not issued.
-fn claiming(epoch: Option<u64>, report: MemberReport) -> MemberReport {
-    MemberReport {
-        ahead: epoch.map(|epoch| Version {
-            epoch,
-            generation: 9,
-        }),
-        ..report
     }
 }
 
@@ -109,6 +100,20 @@ impl FleetFixture {
         requests
     }
 
+    /// Reports a claim of a desired state that this hub has not issued. Returns the epoch that the hub follows.
+    fn claim(&self, member: &str, epoch: Option<u64>, report: MemberReport, second: u64) -> u64 {
+        let report = MemberReport {
+            ahead: epoch.map(|epoch| Version {
+                epoch,
+                generation: 9,
+            }),
+            ..report
+        };
+        let (members, changes) = (&self.members, changes(Some(report), &[]));
+        members.report(member, AGENT, changes, None, at(second));
+        members.ahead().get()
+    }
+
     fn total(&self) -> u32 {
         self.reports.counts(MEMBER, false).total
     }
@@ -130,19 +135,18 @@ impl FleetFixture {
 #[test]
 fn lease_holder_is_reporter_among_agent_and_proxy() {
     let fleet = fleet();
-    let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
-    let _requests = fleet.open(proxy, writing("hub/a"), &[("t", "OfTheProxy")], 0);
+    let _requests = fleet.open(PROXY, writing("hub/a"), &[("t", "OfTheProxy")], 0);
     assert_eq!(fleet.mode(), (Mode::Proxy, reason::RECONCILING.to_owned()));
     // The agent connects, observes and waits for the Lease. Its reports do not count yet.
     let tenants = [("t", "OfTheAgent"), ("u", "OfTheAgent")];
-    let requests = fleet.open(agent, observing("hub/a"), &tenants, 2);
+    let requests = fleet.open(AGENT, observing("hub/a"), &tenants, 2);
     assert_eq!(fleet.total(), 1);
     assert_eq!(fleet.presence(), Presence::Ready);
     // The proxy yields. The hub requests a full report from the agent, because the earlier one was dropped.
-    fleet.members.close(MEMBER, proxy, at(4));
+    fleet.members.close(MEMBER, PROXY, at(4));
     assert_eq!(requests.get(), 1);
     let full_report = changes(Some(writing("agent/a")), &[("t", "Again"), ("u", "Again")]);
-    fleet.report(agent, full_report, Some(1), 5);
+    fleet.report(AGENT, full_report, Some(1), 5);
     assert_eq!(fleet.mode(), (Mode::Agent, reason::RECONCILING.to_owned()));
     assert_eq!(fleet.total(), 2);
 }
@@ -167,30 +171,41 @@ fn reselected_agent_keeps_tenants_until_full_report() {
 }
 
 #[test]
-fn unrecorded_desired_state_makes_the_member_stale() {
-    let healthy = |problem: &str| {
-        let report = MemberReport {
-            problem: Some(problem.to_owned()).filter(|problem| !problem.is_empty()),
-            ..writing("agent/a")
-        };
-        let healthy = reported(ReporterId::Session(1), &report, true)
-            .healthy
-            .unwrap();
-        (healthy.truth, healthy.reason, healthy.message)
+fn problem_in_the_report_makes_the_member_unhealthy() {
+    let unrecorded = MemberReport {
+        problem: Some("exceeded quota: secrets".to_owned()),
+        ..writing("agent/a")
     };
-    let (truth, reason, message) = healthy("exceeded quota: secrets");
-    assert_eq!((truth, &*reason), (Truth::False, reason::STALE));
-    assert!(message.contains("exceeded quota: secrets"), "{message}");
-    let (truth, reason, _) = healthy("");
-    assert_eq!((truth, &*reason), (Truth::True, reason::RECONCILING));
+    let not_restored = MemberReport {
+        not_restored: Some("default/bad is refused".to_owned()),
+        ..writing("agent/a")
+    };
+    for (report, truth, reason, message) in [
+        (writing("agent/a"), Truth::True, reason::RECONCILING, ""),
+        (
+            unrecorded,
+            Truth::False,
+            reason::STALE,
+            "exceeded quota: secrets",
+        ),
+        (
+            not_restored,
+            Truth::False,
+            reason::NOT_RESTORED,
+            "default/bad is refused",
+        ),
+    ] {
+        let healthy = reported(AGENT, &report, true).healthy.unwrap();
+        assert_eq!((healthy.truth, &*healthy.reason), (truth, reason));
+        assert!(healthy.message.ends_with(message), "{}", healthy.message);
+    }
 }
 
 #[test]
 fn only_complete_report_removes_missing_tenants() {
     let fleet = fleet();
-    let agent = ReporterId::Session(1);
-    let _first = fleet.open(agent, writing("agent/a"), &[("t", "A"), ("u", "A")], 0);
-    fleet.members.close(MEMBER, agent, at(2));
+    let _first = fleet.open(AGENT, writing("agent/a"), &[("t", "A"), ("u", "A")], 0);
+    fleet.members.close(MEMBER, AGENT, at(2));
     let agent = ReporterId::Session(2);
     let _second = fleet.members.open(MEMBER, agent, at(3));
     fleet.report(agent, changes(None, &[("u", "B")]), None, 4);
@@ -202,9 +217,8 @@ fn only_complete_report_removes_missing_tenants() {
 #[test]
 fn observing_proxy_reports_after_agent_is_lost() {
     let fleet = fleet();
-    let agent = ReporterId::Session(1);
-    let _requests = fleet.open(agent, writing("agent/a"), &[], 0);
-    fleet.members.close(MEMBER, agent, at(2));
+    let _requests = fleet.open(AGENT, writing("agent/a"), &[], 0);
+    fleet.members.close(MEMBER, AGENT, at(2));
     let away = Presence::Away(at(1));
     assert_eq!(fleet.presence(), away, "it may have died right after");
     // Its last status stays for half a minute after the last report.
@@ -212,7 +226,7 @@ fn observing_proxy_reports_after_agent_is_lost() {
     fleet.members.set_connection(MEMBER, None, at(31));
     assert_eq!(fleet.mode(), (Mode::Agent, reason::AGENT_AWAY.to_owned()));
     let observed = observing("agent/a");
-    let _requests = fleet.open(ReporterId::Proxy, observed, &[("t", "Seen")], 3);
+    let _requests = fleet.open(PROXY, observed, &[("t", "Seen")], 3);
     assert_eq!(fleet.mode(), (Mode::Agent, reason::OBSERVING.to_owned()));
     assert_eq!(fleet.observation().holder.as_deref(), Some("agent/a"));
     assert_eq!(fleet.total(), 1);
@@ -221,16 +235,15 @@ fn observing_proxy_reports_after_agent_is_lost() {
 #[test]
 fn digest_mismatch_requests_full_report_once() {
     let fleet = fleet();
-    let agent = ReporterId::Session(1);
-    let requests = fleet.open(agent, writing("agent/a"), &[("t", "A")], 0);
+    let requests = fleet.open(AGENT, writing("agent/a"), &[("t", "A")], 0);
     let same = fleet.reports.digest(MEMBER).unwrap();
-    fleet.members.compare(MEMBER, agent, same, at(1));
+    fleet.members.compare(MEMBER, AGENT, same, at(1));
     assert_eq!(requests.get(), 0);
-    fleet.members.compare(MEMBER, agent, (2, same.1), at(1));
-    fleet.members.compare(MEMBER, agent, (2, same.1), at(1));
+    fleet.members.compare(MEMBER, AGENT, (2, same.1), at(1));
+    fleet.members.compare(MEMBER, AGENT, (2, same.1), at(1));
     assert_eq!(requests.get(), 1);
     let again = changes(Some(writing("agent/a")), &[("u", "A"), ("v", "A")]);
-    fleet.report(agent, again, Some(1), 2);
+    fleet.report(AGENT, again, Some(1), 2);
     let (count, _) = fleet.reports.digest(MEMBER).unwrap();
     assert_eq!(count, 2, "Tenants that it does not contain are gone");
 }
@@ -238,7 +251,6 @@ fn digest_mismatch_requests_full_report_once() {
 #[test]
 fn deployment_reports_count_only_from_current_reporter() {
     let fleet = fleet();
-    let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
     let deployments = Arc::clone(fleet.members.deployments());
     // A Tenant with the same name has no reports.
     let key = DeploymentKey::new("default", "t");
@@ -260,39 +272,38 @@ fn deployment_reports_count_only_from_current_reporter() {
         let stored = deployments.latest_report(MEMBER, &key).unwrap();
         (stored.report.state.ready.reason, stored.is_current)
     };
-    let _requests = fleet.members.open(MEMBER, proxy, at(0));
+    let _requests = fleet.members.open(MEMBER, PROXY, at(0));
     let first = changes_of(writing("hub/a"), "OfTheProxy");
-    fleet.report(proxy, first, Some(0), 1);
+    fleet.report(PROXY, first, Some(0), 1);
     assert_eq!(stored_reason(), ("OfTheProxy".to_owned(), true));
     assert_eq!(fleet.total(), 0);
-    let requests = fleet.members.open(MEMBER, agent, at(2));
+    let requests = fleet.members.open(MEMBER, AGENT, at(2));
     let observed = changes_of(observing("hub/a"), "OfTheAgent");
-    fleet.report(agent, observed, Some(0), 3);
+    fleet.report(AGENT, observed, Some(0), 3);
     assert_eq!(stored_reason(), ("OfTheProxy".to_owned(), true));
     // The proxy's report stays until the agent has sent its full report.
-    fleet.members.close(MEMBER, proxy, at(4));
+    fleet.members.close(MEMBER, PROXY, at(4));
     assert_eq!(
         (stored_reason(), requests.get()),
         (("OfTheProxy".to_owned(), false), 1)
     );
     let again = changes_of(writing("agent/a"), "OfTheAgent");
-    fleet.report(agent, again, Some(1), 5);
+    fleet.report(AGENT, again, Some(1), 5);
     assert_eq!(stored_reason(), ("OfTheAgent".to_owned(), true));
     // The stored report matches the digest, so the hub requests nothing.
     let part = krypton_types::report_digest::part(&key, &report_of("OfTheAgent"));
-    fleet.members.compare(MEMBER, agent, (1, part), at(60));
+    fleet.members.compare(MEMBER, AGENT, (1, part), at(60));
     assert_eq!(requests.get(), 1);
-    fleet.members.compare(MEMBER, agent, (0, 0), at(60));
+    fleet.members.compare(MEMBER, AGENT, (0, 0), at(60));
     assert_eq!(requests.get(), 2);
 }
 
 #[test]
 fn never_ready_agent_blocks_no_proxy() {
     let fleet = fleet();
-    let agent = ReporterId::Session(1);
-    let _requests = fleet.members.open(MEMBER, agent, at(100));
+    let _requests = fleet.members.open(MEMBER, AGENT, at(100));
     assert_eq!(fleet.presence(), Presence::Never);
-    fleet.members.close(MEMBER, agent, at(101));
+    fleet.members.close(MEMBER, AGENT, at(101));
     assert_eq!(fleet.presence(), Presence::Away(at(0)));
 }
 
@@ -326,8 +337,7 @@ fn agent_absence_counts_from_last_ready_contact() {
 #[test]
 fn hold_back_overrides_reporter_until_lifted() {
     let fleet = fleet();
-    let agent = ReporterId::Session(1);
-    let _requests = fleet.open(agent, writing("agent/a"), &[], 0);
+    let _requests = fleet.open(AGENT, writing("agent/a"), &[], 0);
     let reason = Some((reason::BANNED, "by a person".to_owned()));
     fleet.members.hold_back(MEMBER, reason, at(2));
     assert_eq!(fleet.mode(), (Mode::None, reason::BANNED.to_owned()));
@@ -338,7 +348,7 @@ fn hold_back_overrides_reporter_until_lifted() {
 #[test]
 fn unready_agent_makes_no_proxy_yield() {
     let fleet = fleet();
-    let _requests = fleet.members.open(MEMBER, ReporterId::Session(1), at(100));
+    let _requests = fleet.members.open(MEMBER, AGENT, at(100));
     // The agent's certificate is recorded by now.
     fleet.members.agent_enrolled(MEMBER, at(101));
     assert_eq!(fleet.presence(), Presence::Never);
@@ -347,67 +357,40 @@ fn unready_agent_makes_no_proxy_yield() {
 #[test]
 fn agent_without_tenants_is_resynced_after_proxy_leaves() {
     let fleet = fleet();
-    let (proxy, agent) = (ReporterId::Proxy, ReporterId::Session(1));
-    let _requests = fleet.open(proxy, writing("hub/a"), &[("t", "OfTheProxy")], 0);
-    let requests = fleet.open(agent, observing("hub/a"), &[], 2);
-    fleet.members.close(MEMBER, proxy, at(4));
+    let _requests = fleet.open(PROXY, writing("hub/a"), &[("t", "OfTheProxy")], 0);
+    let requests = fleet.open(AGENT, observing("hub/a"), &[], 2);
+    fleet.members.close(MEMBER, PROXY, at(4));
     assert_eq!(requests.get(), 1, "what was said to nobody is asked for");
     let empty = changes(Some(writing("agent/a")), &[]);
-    fleet.report(agent, empty, Some(1), 5);
+    fleet.report(AGENT, empty, Some(1), 5);
     assert_eq!(fleet.reports.digest(MEMBER), Some((0, 0)));
 }
 
 #[test]
 fn implausible_epoch_claim_is_ignored() {
-    let members = MemberRegistry::default();
-    let followed_epoch = members.ahead().subscribe();
-    members.set_epoch(7);
-    let agent = ReporterId::Session(1);
-    let _requests = members.open(MEMBER, agent, at(0));
+    let fleet = fleet();
+    fleet.members.set_epoch(7);
+    let _requests = fleet.members.open(MEMBER, AGENT, at(0));
     for (epoch, now, expected) in [(u64::MAX, 1, 0), (9, 2, 9)] {
-        let claim = changes(Some(claiming(Some(epoch), writing("agent/a"))), &[]);
-        members.report(MEMBER, agent, claim, None, at(now));
-        assert_eq!(followed_epoch.get(), expected);
+        let followed = fleet.claim(MEMBER, Some(epoch), writing("agent/a"), now);
+        assert_eq!(followed, expected);
     }
 }
 
 #[test]
-fn tenants_that_are_not_restored_are_shown() {
-    let healthy = |report: &MemberReport| {
-        let state = reported(ReporterId::Proxy, report, true).healthy.unwrap();
-        (state.truth, state.reason, state.message)
-    };
-    let refused = MemberReport {
-        not_restored: Some("default/bad is refused".to_owned()),
-        ..writing("hub/a")
-    };
-    let (truth, reason, message) = healthy(&refused);
-    assert_eq!(
-        (truth, reason.as_str()),
-        (Truth::False, reason::NOT_RESTORED)
-    );
-    assert_eq!(message, "default/bad is refused");
-    assert_eq!(healthy(&writing("hub/a")).1, reason::RECONCILING);
-}
-
-#[test]
 fn claimed_epochs_are_followed_with_growing_pauses() {
-    let members = MemberRegistry::default();
-    let followed_epoch = members.ahead().subscribe();
-    members.set_epoch(7);
-    let agent = ReporterId::Session(1);
+    let fleet = fleet();
+    fleet.members.set_epoch(7);
     let claim_is_followed = |member: &str, report: MemberReport, now: u64| {
-        let epoch = members.lock().fleet.epoch;
-        let claim = changes(Some(claiming(Some(epoch), report)), &[]);
-        members.report(member, agent, claim, None, at(now));
-        let followed = followed_epoch.get() >= epoch;
-        if followed {
-            members.set_epoch(followed_epoch.get() + 1);
+        let epoch = fleet.members.lock().fleet.epoch;
+        let followed = fleet.claim(member, Some(epoch), report, now);
+        if followed >= epoch {
+            fleet.members.set_epoch(followed + 1);
         }
-        followed
+        followed >= epoch
     };
     for member in [MEMBER, "edge-2"] {
-        drop(members.open(member, agent, at(0)));
+        drop(fleet.members.open(member, AGENT, at(0)));
     }
     assert!(
         !claim_is_followed(MEMBER, observing("agent/a"), 1),
@@ -434,17 +417,14 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
 
 #[test]
 fn waiting_epoch_claim_is_followed_when_due() {
-    let members = MemberRegistry::default();
-    let followed_epoch = members.ahead().subscribe();
-    let agent = ReporterId::Session(1);
-    drop(members.open(MEMBER, agent, at(0)));
+    let fleet = fleet();
+    drop(fleet.members.open(MEMBER, AGENT, at(0)));
     for (epoch, now, expected) in [(3, 1, 3), (4, 2, 3), (4, 21, 4)] {
-        let claim = changes(Some(claiming(Some(epoch), writing("agent/a"))), &[]);
-        members.report(MEMBER, agent, claim, None, at(now));
-        assert_eq!(followed_epoch.get(), expected, "{now}");
+        let followed = fleet.claim(MEMBER, Some(epoch), writing("agent/a"), now);
+        assert_eq!(followed, expected, "{now}");
         if now == 2 {
             let due = (at(21), MEMBER.to_owned());
-            assert!(members.lock().fleet.due.contains(&due));
+            assert!(fleet.members.lock().fleet.due.contains(&due));
         }
     }
 }
@@ -463,7 +443,7 @@ fn forgotten_agent_clears_its_presence_and_observation() {
 #[test]
 fn suspended_member_health_is_unknown_not_false() {
     let fleet = fleet();
-    let _requests = fleet.open(ReporterId::Proxy, writing("hub/a"), &[("t", "A")], 0);
+    let _requests = fleet.open(PROXY, writing("hub/a"), &[("t", "A")], 0);
     for (reason, truth) in [
         (reason::SUSPENDED, Truth::Unknown),
         (reason::DUPLICATE, Truth::False),
@@ -483,14 +463,13 @@ fn suspended_member_health_is_unknown_not_false() {
 #[test]
 fn new_term_forgets_reports_of_closed_session() {
     let fleet = fleet();
-    let agent = ReporterId::Session(1);
-    let _requests = fleet.open(agent, writing("agent/a"), &[("t", "A")], 0);
+    let _requests = fleet.open(AGENT, writing("agent/a"), &[("t", "A")], 0);
     fleet.members.agent_connected(MEMBER, &agent_details());
     // While its session lives, its reports stay current.
     fleet.members.begin_term(at(2));
     assert_eq!(fleet.total(), 1);
     assert!(fleet.observation().certificate_reported);
-    fleet.members.close(MEMBER, agent, at(3));
+    fleet.members.close(MEMBER, AGENT, at(3));
     fleet.members.begin_term(at(4));
     let observation = fleet.observation();
     assert_eq!(fleet.total(), 0);
@@ -517,9 +496,9 @@ fn new_term_keeps_proxy_reports_only_if_connected() {
         ),
     ] {
         let fleet = fleet();
-        let requests = fleet.open(ReporterId::Proxy, observing("hub/b"), &[("t", "A")], 0);
+        let requests = fleet.open(PROXY, observing("hub/b"), &[("t", "A")], 0);
         let update = changes(Some(report), &[]);
-        fleet.report(ReporterId::Proxy, update, None, 2);
+        fleet.report(PROXY, update, None, 2);
         fleet.members.begin_term(at(3));
         assert_eq!(fleet.total(), total);
         assert_eq!(requests.get(), requested);
@@ -530,7 +509,7 @@ fn new_term_keeps_proxy_reports_only_if_connected() {
 fn answer_beyond_the_limits_shows_for_a_while() {
     let fleet = fleet();
     let healthy = || fleet.observation().healthy.reason;
-    let _requests = fleet.open(ReporterId::Proxy, writing("hub"), &[], 0);
+    let _requests = fleet.open(PROXY, writing("hub"), &[], 0);
     assert_eq!(healthy(), reason::RECONCILING);
     fleet
         .members
@@ -551,21 +530,17 @@ fn answer_beyond_the_limits_shows_for_a_while() {
 
 #[test]
 fn lone_epoch_claim_is_shown_as_unconfirmed() {
-    let members = MemberRegistry::default();
-    let followed_epoch = members.ahead().subscribe();
-    members.set_epoch(7);
-    let agent = ReporterId::Session(1);
+    let fleet = fleet();
+    fleet.members.set_epoch(7);
     let report_claim = |member: &str, claim: Option<u64>, now: u64| {
-        let report = changes(Some(claiming(claim, writing("agent/a"))), &[]);
-        members.report(member, agent, report, None, at(now));
-        followed_epoch.get()
+        fleet.claim(member, claim, writing("agent/a"), now)
     };
     for member in [MEMBER, "edge-2", "edge-3"] {
-        drop(members.open(member, agent, at(0)));
+        drop(fleet.members.open(member, AGENT, at(0)));
     }
     assert_eq!(report_claim("edge-2", None, 1), 0);
     assert_eq!(report_claim(MEMBER, Some(12), 2), 0);
-    let healthy = members.observation(MEMBER).unwrap().healthy;
+    let healthy = fleet.observation().healthy;
     assert_eq!(healthy.reason, reason::STALE);
     assert!(healthy.message.contains("no other member confirms it"));
     // The hub takes the later of two claims, because one later epoch satisfies both.
