@@ -261,21 +261,28 @@ mod tests {
         ValuesReading::Values(Arc::new(value.as_object().unwrap().clone()))
     }
 
+    impl MemberCharts {
+        /// Returns the chart state of a member to which the hub has sent none.
+        fn first_chart(
+            &mut self,
+            object: &EdgeCluster,
+            fleet_chart: &FleetChart,
+            readings: &Arc<ValuesReadings>,
+        ) -> MemberChart {
+            self.chart_for(("edge-1", object), fleet_chart, readings, || None)
+        }
+    }
+
     #[test]
     fn member_keeps_last_good_values_and_reports_problem() {
         let mut member_charts = MemberCharts::default();
         let object = member(json!({"valuesFrom": [{"kind": "ConfigMap", "name": "own"}]}));
-        let edge_1 = ("edge-1", &object);
-        let first = fleet_chart(Some(chart("1")), None);
-        // The hub knows no values yet, and has sent none.
-        let result = member_charts.chart_for(edge_1, &first, &readings(None), || None);
+        let [first, second] = ["1", "2"].map(|version| fleet_chart(Some(chart(version)), None));
+        // The hub knows no values yet.
+        let result = member_charts.first_chart(&object, &first, &readings(None));
         assert!(result.chart.is_none() && result.values == MemberValuesState::Unknown);
-        let result = member_charts.chart_for(
-            edge_1,
-            &first,
-            &readings(Some(values(json!({"a": 1})))),
-            || None,
-        );
+        let known = readings(Some(values(json!({"a": 1}))));
+        let result = member_charts.first_chart(&object, &first, &known);
         let last_good = result.chart.unwrap();
         assert!(result.is_override && last_good.values["a"] == 1);
         assert!(
@@ -285,8 +292,8 @@ mod tests {
             "ConfigMap own does not exist".to_owned(),
         )));
         // Regardless of the fleet's chart.
-        for fleet in [first, fleet_chart(Some(chart("2")), None)] {
-            let result = member_charts.chart_for(edge_1, &fleet, &missing, || None);
+        for fleet in [&first, &second] {
+            let result = member_charts.first_chart(&object, fleet, &missing);
             assert_eq!(result.chart.as_ref(), Some(&last_good));
             let MemberValuesState::Reported(state) = result.values else {
                 panic!("nothing is said")
@@ -295,12 +302,7 @@ mod tests {
             assert!(state.message.contains("ConfigMap own"), "{}", state.message);
         }
         let recovered = readings(Some(values(json!({"a": 2}))));
-        let result = member_charts.chart_for(
-            edge_1,
-            &fleet_chart(Some(chart("2")), None),
-            &recovered,
-            || None,
-        );
+        let result = member_charts.first_chart(&object, &second, &recovered);
         let next = result.chart.unwrap();
         assert_eq!((next.version.as_str(), &next.values["a"]), ("2", &json!(2)));
     }
@@ -328,8 +330,7 @@ mod tests {
         for spec in [json!({}), json!({"values": {}})] {
             let object = member(spec);
             let fleet_chart = fleet_chart(Some(Arc::clone(&fleet)), None);
-            let result =
-                member_charts.chart_for(("edge-1", &object), &fleet_chart, &nothing, || None);
+            let result = member_charts.first_chart(&object, &fleet_chart, &nothing);
             assert!(!result.is_override && Arc::ptr_eq(&result.chart.unwrap(), &fleet));
             assert_eq!(result.values, MemberValuesState::FleetOnly);
         }
@@ -339,12 +340,7 @@ mod tests {
         };
         for chart in [None, Some(Arc::clone(&fleet))] {
             let fleet_chart = fleet_chart(chart.clone(), Some(problem.clone()));
-            let result = member_charts.chart_for(
-                ("edge-1", &member(json!({}))),
-                &fleet_chart,
-                &nothing,
-                || None,
-            );
+            let result = member_charts.first_chart(&member(json!({})), &fleet_chart, &nothing);
             assert_eq!(result.chart, chart);
             assert!(
                 matches!(&result.values, MemberValuesState::Reported(state) if state.truth == Truth::False)
