@@ -67,15 +67,13 @@ impl EdgeClusters {
             }
             Event::InitDone => {
                 let listed = self.listed.take().unwrap_or_default();
-                let (recreated, any_deleted) = (&mut self.recreated, &mut self.any_deleted);
-                self.objects.retain(|name, _| {
-                    let is_listed = listed.contains(name);
-                    if !is_listed {
-                        recreated.insert(name.clone());
-                        *any_deleted = true;
-                    }
-                    is_listed
-                });
+                let unlisted = self
+                    .objects
+                    .extract_if(.., |name, _| !listed.contains(name));
+                for (name, _) in unlisted {
+                    self.recreated.insert(name);
+                    self.any_deleted = true;
+                }
                 self.synced = true;
                 dirty.extend(self.objects.keys().cloned());
                 true
@@ -118,15 +116,11 @@ impl EdgeClusters {
                 is_enrolled(object),
             )
         };
-        let previous = self.objects.get(&name).map(relevant_fields);
-        let current = relevant_fields(&object);
-        if previous
-            .as_ref()
-            .is_some_and(|previous| previous.1 != current.1)
-        {
+        let previous = self.objects.get(&name);
+        if previous.is_some_and(|previous| previous.metadata.uid != object.metadata.uid) {
             self.recreated.insert(name.clone());
         }
-        let changed = previous != Some(current);
+        let changed = previous.map(relevant_fields) != Some(relevant_fields(&object));
         self.objects.insert(name, object);
         changed
     }
@@ -182,11 +176,6 @@ impl EdgeClusterWrite {
             object,
             result,
         }
-    }
-
-    /// Returns whether the write succeeded.
-    pub(super) fn is_written(&self) -> bool {
-        self.object.is_some()
     }
 
     /// Returns when to write again. After a conflict, the watch is about to deliver the other write.
@@ -324,24 +313,16 @@ mod tests {
 
     #[test]
     fn conflicting_write_retries_soon_rejected_one_backs_off() {
-        let now = BootTime::default();
-        let outcome_after = |result| {
+        let soon = Outcome::Again(BootTime(MIN_WRITE_INTERVAL));
+        for (result, expected) in [
+            (WriteOutcome::Ok, soon),
+            (WriteOutcome::Conflict, soon),
+            (WriteOutcome::Failed, Outcome::Failed),
+        ] {
             let write = EdgeClusterWrite::new("a".to_owned(), None, (None, result));
-            assert!(!write.is_written());
-            write.queue_outcome(now, 0.5)
-        };
-        assert_eq!(
-            outcome_after(WriteOutcome::Conflict),
-            Outcome::Again(BootTime(MIN_WRITE_INTERVAL))
-        );
-        assert_eq!(outcome_after(WriteOutcome::Failed), Outcome::Failed);
-        let object = EdgeCluster::new("a", EdgeClusterSpec::default());
-        let succeeded =
-            EdgeClusterWrite::new("a".to_owned(), None, (Some(object), WriteOutcome::Ok));
-        assert_eq!(
-            succeeded.queue_outcome(now, 0.5),
-            Outcome::Again(BootTime(MIN_WRITE_INTERVAL))
-        );
+            let outcome = write.queue_outcome(BootTime::default(), 0.5);
+            assert_eq!(outcome, expected, "{result:?}");
+        }
     }
 
     #[test]

@@ -539,27 +539,25 @@ impl FleetController {
         result: Result<EdgeClusterWrite, JoinError>,
     ) {
         let now = BootTime::now();
-        let outcome = match &result {
-            Ok(write) => write.queue_outcome(now, chance::random()),
-            Err(_) => Outcome::Failed,
-        };
-        self.reconcile_due |= result
-            .as_ref()
-            .map_or(true, |it| it.result != WriteOutcome::Ok);
-        self.queue.done(name, outcome, now, chance::random());
-        if !result.as_ref().is_ok_and(EdgeClusterWrite::is_written) {
+        let is_written = matches!(&result, Ok(write) if write.result == WriteOutcome::Ok);
+        if !is_written {
             self.written_states.remove(name);
+            self.reconcile_due = true;
         }
-        match result {
+        let outcome = match result {
             Ok(write) => {
                 let writes = &self.fleet.reports.writes;
                 writes.count(HomeWrites::EDGE_CLUSTER, write.result);
+                let outcome = write.queue_outcome(now, chance::random());
                 self.reconcile_due |= self.edge_clusters.apply_write(write);
+                outcome
             }
             Err(error) => {
-                tracing::error!(%error, member = name, "the write of an EdgeCluster panicked")
+                tracing::error!(%error, member = name, "the write of an EdgeCluster panicked");
+                Outcome::Failed
             }
-        }
+        };
+        self.queue.done(name, outcome, now, chance::random());
     }
 }
 

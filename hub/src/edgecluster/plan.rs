@@ -8,6 +8,7 @@ use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{TARGET_RESOLVED, find, reason};
 use krypton_types::names;
+use kube::ResourceExt as _;
 
 use super::SOURCES_GRACE;
 use super::api::{EdgeClusters, is_enrolled, is_joined};
@@ -108,12 +109,8 @@ pub(super) struct MemberSettings {
 }
 
 pub(super) fn member_settings(object: &EdgeCluster) -> MemberSettings {
-    let is_pause_annotated = object
-        .metadata
-        .annotations
-        .as_ref()
-        .and_then(|annotations| annotations.get(names::PAUSED_ANNOTATION))
-        .is_some_and(|value| value != "false");
+    let annotation = object.annotations().get(names::PAUSED_ANNOTATION);
+    let is_pause_annotated = annotation.is_some_and(|value| value != "false");
     MemberSettings {
         paused: object.spec.paused || is_pause_annotated,
         banned: object.spec.banned,
