@@ -222,7 +222,7 @@ impl MemberRegistry {
                     );
                     Arc::clone(&old.published)
                 }
-                None => Arc::new(watch::Sender::new(None)),
+                None => Arc::default(),
             };
             let member = Arc::new(Member::new(uid.to_owned(), published));
             *entry = Some(Arc::clone(&member));

@@ -227,10 +227,10 @@ impl FleetController {
             }
         }
         self.proxies.retain(|name| {
-            let accepted = |object: &EdgeCluster| acceptance::is_accepted(object);
+            let object = edge_clusters.objects.get(name);
             with_source.contains_key(name)
                 || membership.unseen.contains_key(name)
-                    && edge_clusters.objects.get(name).is_none_or(accepted)
+                    && object.is_none_or(acceptance::is_accepted)
         });
         let inputs = self.inputs(&edge_clusters, membership, (with_source, waiting), pass);
         for (name, object) in &edge_clusters.objects {
@@ -311,9 +311,8 @@ impl FleetController {
     ) -> PassInputs {
         let chart = self.fleet.chart.get_and_update();
         // The epoch of a term may arrive before the term does. By then this hub must list everything again.
-        let leader_term = pass.leader_state.leader_term();
-        if let Some(leader_term) =
-            leader_term.filter(|leader_term| chart.epoch >= leader_term.epoch)
+        if let Some(leader_term) = pass.leader_state.leader_term()
+            && chart.epoch >= leader_term.epoch
         {
             self.published_epoch = leader_term.epoch;
         }

@@ -71,21 +71,17 @@ impl MemberCharts {
                 MemberValuesState::Reported(state)
             }
         };
-        let Some(fleet) = &fleet_chart.chart else {
+        let has_own_values = values::has_own_values(spec);
+        if !has_own_values {
+            self.0.remove(name);
+        }
+        let Some(fleet) = fleet_chart.chart.as_ref().filter(|_| has_own_values) else {
             return MemberChart {
-                chart: None,
+                chart: fleet_chart.chart.clone(),
                 is_override: false,
                 values: fleet_values(),
             };
         };
-        if !values::has_own_values(spec) {
-            self.0.remove(name);
-            return MemberChart {
-                chart: Some(Arc::clone(fleet)),
-                is_override: false,
-                values: fleet_values(),
-            };
-        }
         let entry = self.entry(name, fleet, spec, readings, previous_chart);
         let values = match (&entry.merged, fleet_values()) {
             (Ok(_), MemberValuesState::Reported(state)) => MemberValuesState::Reported(state),
@@ -104,7 +100,7 @@ impl MemberCharts {
         };
         let chart = entry.merged.as_ref().ok().or(entry.last_good.as_ref());
         MemberChart {
-            chart: chart.map(Arc::clone),
+            chart: chart.cloned(),
             is_override: true,
             values,
         }

@@ -35,13 +35,12 @@ impl DeploymentOrders {
 
 #[cfg(test)]
 mod tests {
-    use krypton_runtime::newest::{Newest as _, NewestSeen as _};
-    use krypton_types::conditions::{ClusterState, State, Truth};
-
     use std::collections::BTreeMap;
     use std::time::Duration;
 
     use krypton_runtime::clock::BootTime;
+    use krypton_runtime::newest::{Newest as _, NewestSeen as _};
+    use krypton_types::conditions::{ClusterState, State, Truth};
 
     use super::*;
 

@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn newer_session_cancels_older_and_survives_its_end() {
-        let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
+        let member = Member::new("u".to_owned(), Arc::default());
         let begin = |replica, number| member.begin_session(replica, number).unwrap();
         let first = begin("a", 1);
         let other = begin("b", 2);
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn member_session_limit_ignores_returning_replica() {
-        let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
+        let member = Member::new("u".to_owned(), Arc::default());
         for number in 1..=SESSIONS_MAX as u64 {
             let token = member.begin_session(&number.to_string(), number);
             assert!(token.is_some());
@@ -250,7 +250,7 @@ mod tests {
         use crate::agent_server::session::HEARTBEAT;
         use crate::members::tenant_reports::TENANTS_MAX;
         use krypton_proto::REPORTS_PER_MESSAGE;
-        let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
+        let member = Member::new("u".to_owned(), Arc::default());
         let largest = MESSAGE_COST + REPORTS_PER_MESSAGE as u64;
         let begin = BootTime::now();
         let mut now = begin;
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn well_behaved_agent_is_never_throttled() {
-        let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
+        let member = Member::new("u".to_owned(), Arc::default());
         let mut now = BootTime::now();
         // A thousand Tenants at the start of a session, then ten changes a second, each in its own message.
         for _ in 0..5 {
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn repeated_member_requests_are_throttled() {
-        let member = Member::new("u".to_owned(), Arc::new(watch::Sender::new(None)));
+        let member = Member::new("u".to_owned(), Arc::default());
         let now = BootTime::now();
         for (kind, rate) in [
             (RequestKind::Session, SESSION_RATE),
