@@ -25,6 +25,9 @@ pub fn status(
     now: Timestamp,
 ) -> EdgeClusterStatus {
     let mut next = previous.cloned().unwrap_or_default();
+    let set = |next: &mut EdgeClusterStatus, type_: &str, state: &State| {
+        conditions::set(&mut next.conditions, type_, state, generation, now);
+    };
     // While a member is unknown, the status that another hub or an earlier process recorded stays for a while.
     let is_starting = |state: &State| state.reason == reason::STARTING;
     let is_unknown = is_starting(&observation.connected) && is_starting(&observation.healthy);
@@ -45,29 +48,21 @@ pub fn status(
         if keeps_recorded && !is_target && conditions::find(&next.conditions, type_).is_some() {
             continue;
         }
-        conditions::set(&mut next.conditions, type_, state, generation, now);
+        set(&mut next, type_, state);
     }
     next.observed_generation = Some(generation);
     let ready = ready(&next.conditions);
-    conditions::set(&mut next.conditions, READY, &ready, generation, now);
+    set(&mut next, READY, &ready);
     set_progress(&mut next.conditions, ready, generation, now);
     if let Some(state) = &observation.uninstalled {
-        conditions::set(&mut next.conditions, "Uninstalled", state, generation, now);
+        set(&mut next, "Uninstalled", state);
     }
     match &observation.values {
         MemberValuesState::Unknown => {}
         MemberValuesState::FleetOnly => next
             .conditions
             .retain(|condition| condition.type_ != conditions::VALUES_RESOLVED),
-        MemberValuesState::Reported(state) => {
-            conditions::set(
-                &mut next.conditions,
-                conditions::VALUES_RESOLVED,
-                state,
-                generation,
-                now,
-            );
-        }
+        MemberValuesState::Reported(state) => set(&mut next, conditions::VALUES_RESOLVED, state),
     }
     if observation.kubernetes_version.is_some() {
         next.kubernetes_version
@@ -88,15 +83,13 @@ pub fn status(
     if !keeps_recorded && observation.mode == Mode::Proxy {
         next.conditions.retain(|condition| condition.type_ != type_);
     } else if let Some(state) = &observation.clock {
-        conditions::set(&mut next.conditions, type_, state, generation, now);
+        set(&mut next, type_, state);
     }
     if observation.roots.is_some() {
         next.trusted_roots.clone_from(&observation.roots);
     }
-    if let Some(key) = observation
-        .agent_key
-        .as_ref()
-        .filter(|_| observation.certificate_reported)
+    if let Some(key) = &observation.agent_key
+        && observation.certificate_reported
     {
         agent_keys::record_use(&mut next.agent_keys, key, now);
     }

@@ -98,12 +98,8 @@ mod tests {
         let full_digest = deployments.digest("edge-1");
         deployments.begin_full_report("edge-1");
         let key = order("n", "b").key();
-        assert!(
-            !deployments
-                .latest_report("edge-1", &key)
-                .unwrap()
-                .is_current
-        );
+        let old = deployments.latest_report("edge-1", &key).unwrap();
+        assert!(!old.is_current);
         report_state(&deployments, "a", Some("Installed"));
         assert_eq!(deployments.digest("edge-1"), full_digest);
         deployments.finish_full_report("edge-1");
