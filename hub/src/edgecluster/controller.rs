@@ -71,7 +71,7 @@ pub(super) struct FleetController {
     pub(super) history: SourceHistory,
     pub(super) deployment_orders: watch::Receiver<Option<Orders<DesiredDeployment>>>,
     pub(super) placement_orders: watch::Receiver<Option<Orders<PlacedTenant>>>,
-    /// By the name and the UID of the EdgeCluster.
+    /// Reads of deletions, by the name and the UID of the EdgeCluster.
     pub(super) deletion_reads: KeyedTasks<(String, String), Option<DeletionCause>>,
     pub(super) writes: KeyedTasks<String, EdgeClusterWrite>,
     /// The EdgeClusters to examine.
@@ -214,16 +214,20 @@ impl FleetController {
             self.fleet.shared.members.forget_agent(&name, pass.now);
         }
         self.observe_recorded_certificates(&edge_clusters, pass);
-        for (name, member) in with_source.iter().chain(&waiting) {
+        for (name, (access, source)) in &with_source {
+            // The EdgeCluster comes first: its age decides between two members on one cluster.
+            let Some(object) = edge_clusters.objects.get(name) else {
+                self.create(name, source.clone(), None, pass);
+                continue;
+            };
+            let shared = &self.fleet.shared;
+            let member = enter_member(&shared.members, name, object);
+            self.proxies
+                .start_or_update(name, access.clone(), shared, &member);
+        }
+        for (name, (_, source)) in &waiting {
             if !edge_clusters.objects.contains_key(name) {
-                // The EdgeCluster comes first: its age decides between two members on one cluster.
-                let accepted = waiting.contains_key(name).then_some(false);
-                self.create(name, member.1.clone(), accepted, pass);
-            } else if !waiting.contains_key(name) {
-                let entry = || enter_member(&self.fleet.shared.members, &edge_clusters, name);
-                let shared = &self.fleet.shared;
-                self.proxies
-                    .start_or_update(name, member.0.clone(), shared, entry);
+                self.create(name, source.clone(), Some(false), pass);
             }
         }
         self.proxies.retain(|name| {
@@ -234,7 +238,7 @@ impl FleetController {
         });
         let inputs = self.inputs(&edge_clusters, membership, (with_source, waiting), pass);
         for (name, object) in &edge_clusters.objects {
-            self.reconcile_member(name, object, &edge_clusters, &inputs, pass);
+            self.reconcile_member(name, object, &inputs, pass);
         }
         self.forget_departed(&edge_clusters, &inputs, listed_in);
         self.edge_clusters = edge_clusters;
@@ -578,10 +582,8 @@ pub(super) fn ban_message(name: &str) -> String {
 
 pub(super) fn enter_member(
     members: &MemberRegistry,
-    edge_clusters: &EdgeClusters,
     name: &str,
+    object: &EdgeCluster,
 ) -> Arc<Member> {
-    let object = edge_clusters.objects.get(name);
-    let uid = object.and_then(|object| object.metadata.uid.as_deref());
-    members.get_or_create(name, uid.unwrap_or_default())
+    members.get_or_create(name, object.metadata.uid.as_deref().unwrap_or_default())
 }

@@ -6,7 +6,7 @@ use krypton_runtime::newest::{Newest as _, SendIfChanged as _};
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::conditions::{Truth, reason};
 
-use super::api::{EdgeClusters, write_finalizers};
+use super::api::write_finalizers;
 use super::controller::{FleetController, Pass, PassInputs, ban_message, enter_member};
 use super::decommission::{self, DecommissionState, DecommissionStep};
 use super::plan::{self, MemberSettings, written_epoch};
@@ -32,7 +32,6 @@ impl FleetController {
         &mut self,
         name: &str,
         object: &EdgeCluster,
-        edge_clusters: &EdgeClusters,
         inputs: &PassInputs,
         pass: &Pass,
     ) {
@@ -42,7 +41,7 @@ impl FleetController {
         let suspended = source
             .and_then(|source| source.suspended.clone())
             .map(|message| (reason::SUSPENDED, message));
-        let member = enter_member(&self.fleet.shared.members, edge_clusters, name);
+        let member = enter_member(&self.fleet.shared.members, name, object);
         let decision = inputs.act_decisions.get(name);
         let held_back =
             decision.and_then(|decision| duplicates::held_back(name, decision, settings.banned));

@@ -41,12 +41,12 @@ impl Proxies {
         name: &str,
         access: Access,
         shared: &Arc<Shared>,
-        member: impl FnOnce() -> Arc<Member>,
+        member: &Member,
     ) {
         if let Some(proxy) = self.running.get(name) {
             update(&proxy.access, access);
         } else if !self.stopping.contains(name) {
-            let proxy = start(shared, name, access, &member());
+            let proxy = start(shared, name, access, member);
             self.running.insert(name.to_owned(), proxy);
         }
     }

@@ -67,15 +67,8 @@ mod tests {
     #[test]
     fn tenant_listing_is_bounded_and_worst_first() {
         let state = |number: usize| {
-            ClusterState::from(State::new(
-                if number.is_multiple_of(2) {
-                    Truth::True
-                } else {
-                    Truth::False
-                },
-                "R".repeat(number % 1024 + 1),
-                "",
-            ))
+            let truth = [Truth::True, Truth::False][number % 2];
+            ClusterState::from(State::new(truth, "R".repeat(number % 1024 + 1), ""))
         };
         for (count, name) in [(3, 3), (10_000, 12), (10_000, 253)] {
             let tenants: Vec<_> = (0..count)

@@ -206,10 +206,8 @@ impl TenantReports {
             .tenants
             .iter()
             .map(|(key, report)| {
-                (
-                    Readiness::from_state(&report.state, allow_chart_skip),
-                    &**key,
-                )
+                let readiness = Readiness::from_state(&report.state, allow_chart_skip);
+                (readiness, &**key)
             })
             .filter(|(readiness, _)| *readiness != Readiness::Ready)
             .collect();
