@@ -1,5 +1,6 @@
 //! Clocks of the system. Only code at the I/O boundary reads them.
 
+use std::ops::Add;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -21,6 +22,14 @@ impl BootTime {
     /// Returns the time since `earlier`, or zero if `earlier` is not in the past.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for BootTime {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        Self(self.0 + duration)
     }
 }
 

@@ -183,7 +183,7 @@ impl EdgeClusterWrite {
         match self.result {
             WriteOutcome::Ok | WriteOutcome::Failed => self.result.for_queue(now),
             WriteOutcome::Conflict => {
-                Outcome::Again(BootTime(now.0 + MIN_WRITE_INTERVAL.mul_f64(0.5 + jitter)))
+                Outcome::Again(now + MIN_WRITE_INTERVAL.mul_f64(0.5 + jitter))
             }
         }
     }

@@ -244,7 +244,7 @@ impl FleetController {
         self.edge_clusters = edge_clusters;
         // With many members this takes long. Other work of this loop gets as much time.
         let ended = BootTime::now();
-        self.reconcile_after = BootTime(ended.0 + RECONCILE_EVERY.max(ended.since(pass.now)));
+        self.reconcile_after = ended + RECONCILE_EVERY.max(ended.since(pass.now));
     }
 
     fn membership(&mut self, edge_clusters: &EdgeClusters, pass: &Pass) -> Membership {
@@ -407,10 +407,7 @@ impl FleetController {
             self.reconcile_due |= object.is_some_and(decommission::is_decommissioning);
             // A change of the chart changes all observations. Its delivery to the members takes precedence.
             if self.queue.due_at(&name).is_none() {
-                let at = self
-                    .queue
-                    .not_before(&name)
-                    .max(BootTime(now.0 + MIN_WRITE_INTERVAL));
+                let at = self.queue.not_before(&name).max(now + MIN_WRITE_INTERVAL);
                 self.queue.delay(name.clone(), at);
                 self.queue.add(name);
             }
@@ -448,7 +445,7 @@ impl FleetController {
         };
         let Some(epoch) = self.fleet.leader.epoch_for_write(written_epoch(object)) else {
             // A later leader wrote it. Check it again under a later epoch.
-            let until = BootTime(pass.now.0 + AFTER_FAILURE);
+            let until = pass.now + AFTER_FAILURE;
             self.queue.delay(name.clone(), until);
             self.queue.add(name);
             self.reconcile_due = true;
@@ -532,7 +529,7 @@ impl FleetController {
             self.decommissions.confirm(uid, deletion);
         } else {
             let pause = AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>());
-            self.queue.delay(name, BootTime(BootTime::now().0 + pause));
+            self.queue.delay(name, BootTime::now() + pause);
         }
     }
 

@@ -250,7 +250,7 @@ impl FleetController {
         if self.fleet.shared.notices.try_record_normal(event) {
             self.decommissions.mark_recorded(uid, reason);
         } else {
-            self.request_reconcile_at(BootTime(pass.now.0 + MIN_WRITE_INTERVAL));
+            self.request_reconcile_at(pass.now + MIN_WRITE_INTERVAL);
         }
     }
 
@@ -296,7 +296,7 @@ fn next_check(queue: &WorkQueue<String>, name: &str, now: BootTime) -> BootTime 
         true => MIN_WRITE_INTERVAL,
         false => RECONCILE_EVERY,
     };
-    queue.not_before(name).max(BootTime(now.0 + least))
+    queue.not_before(name).max(now + least)
 }
 
 #[cfg(test)]
@@ -310,7 +310,7 @@ mod tests {
     fn waiting_member_is_not_polled() {
         let at = |second| BootTime(Duration::from_secs(second));
         let mut queue = home_writer::queue(1);
-        let soon = BootTime(at(10).0 + RECONCILE_EVERY);
+        let soon = at(10) + RECONCILE_EVERY;
         assert_eq!(next_check(&queue, "a", at(10)), soon);
         queue.start("a".to_owned());
         assert_eq!(next_check(&queue, "a", at(10)), at(11));

@@ -24,7 +24,7 @@ pub(super) type MemberSources = BTreeMap<String, (Access, SourceRef)>;
 /// Returns when to assign new names even if a provider has not listed yet. `None` if no source waits for
 /// that alone. A source that becomes readable is itself a change.
 pub(crate) fn grace_ends(waiting: bool, started: BootTime, now: BootTime) -> Option<BootTime> {
-    let grace_end = BootTime(started.0 + SOURCES_GRACE);
+    let grace_end = started + SOURCES_GRACE;
     (waiting && now < grace_end).then_some(grace_end)
 }
 

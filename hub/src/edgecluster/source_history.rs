@@ -148,7 +148,7 @@ impl SourceHistory {
             return None;
         }
         let (previous, next) = (self.stored.clone(), next.clone());
-        self.not_before = BootTime(now.0 + MIN_WRITE_INTERVAL);
+        self.not_before = now + MIN_WRITE_INTERVAL;
         self.request.spawn(leader.tracked(async move {
             let written = register::save(client, &namespace, &previous, next).await;
             result_or_failed(written.map(RequestResult::Written))
@@ -165,7 +165,7 @@ impl SourceHistory {
         self.update_differs();
         if flow.is_break() {
             let pause = AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>());
-            self.not_before = BootTime(BootTime::now().0 + pause);
+            self.not_before = BootTime::now() + pause;
         }
     }
 

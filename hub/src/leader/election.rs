@@ -183,8 +183,8 @@ impl ElectionState {
         let ElectionInput { lease, now, .. } = *input;
         let Ok(epoch) = *epoch_result else {
             self.epoch_due = match self.state {
-                LeaderState::TakingEpoch => BootTime(now.0 + self.times.retry),
-                _ => BootTime(now.0 + EPOCH_RETRY_DELAY),
+                LeaderState::TakingEpoch => now + self.times.retry,
+                _ => now + EPOCH_RETRY_DELAY,
             };
             return;
         };
@@ -192,7 +192,7 @@ impl ElectionState {
         let is_current_term = term.is_some() && term == lease.term;
         match &mut self.state {
             LeaderState::TakingEpoch if is_current_term => {
-                self.epoch_due = BootTime(now.0 + MIN_EPOCH_INTERVAL);
+                self.epoch_due = now + MIN_EPOCH_INTERVAL;
                 self.state = LeaderState::Leading(LeaderTerm {
                     epoch,
                     lease_term: term.unwrap_or_default(),
@@ -202,7 +202,7 @@ impl ElectionState {
                 });
             }
             LeaderState::Leading(leader_term) if is_current_term => {
-                self.epoch_due = BootTime(now.0 + MIN_EPOCH_INTERVAL);
+                self.epoch_due = now + MIN_EPOCH_INTERVAL;
                 leader_term.epoch = epoch;
             }
             _ => {}
@@ -221,7 +221,7 @@ impl ElectionState {
     }
 
     fn next_check(&self, input: &ElectionInput<'_>) -> Option<BootTime> {
-        let after_renewal = |time| Some(BootTime(input.lease.renewed?.0 + time));
+        let after_renewal = |time: Duration| Some(input.lease.renewed? + time);
         let expiry = match self.state {
             LeaderState::TakingEpoch | LeaderState::Leading(_) => after_renewal(self.times.fresh),
             LeaderState::Unconfirmed(_) => after_renewal(self.times.renew_deadline),

@@ -40,7 +40,7 @@ impl WriteOutcome {
     /// server gets no more writes than it can process.
     pub(crate) fn for_queue(self, now: BootTime) -> Outcome {
         match self {
-            Self::Ok | Self::Conflict => Outcome::Again(BootTime(now.0 + MIN_WRITE_INTERVAL)),
+            Self::Ok | Self::Conflict => Outcome::Again(now + MIN_WRITE_INTERVAL),
             Self::Failed => Outcome::Failed,
         }
     }
@@ -91,7 +91,7 @@ pub(crate) fn queue<K: Ord + Clone>(writers: usize) -> WorkQueue<K> {
 
 /// Starts a request for an object. The next one follows after [`MIN_WRITE_INTERVAL`] at the earliest.
 pub(crate) fn start<K: Ord + Clone>(queue: &mut WorkQueue<K>, key: K, now: BootTime) {
-    queue.delay(key.clone(), BootTime(now.0 + MIN_WRITE_INTERVAL));
+    queue.delay(key.clone(), now + MIN_WRITE_INTERVAL);
     queue.start(key);
 }
 
@@ -185,7 +185,7 @@ mod tests {
         let answered = BootTime(Duration::from_secs(9));
         queue.done(&"a", WriteOutcome::Ok.for_queue(answered), answered, 0.0);
         assert_eq!(queue.pop(answered), None);
-        let next = BootTime(answered.0 + MIN_WRITE_INTERVAL);
+        let next = answered + MIN_WRITE_INTERVAL;
         assert_eq!(queue.wake(), Some(next));
     }
 

@@ -83,7 +83,7 @@ impl LabelSchedule {
         self.due.remove(change);
         let delay = result.repeat_after(change);
         self.due
-            .extend(delay.map(|delay| (change.clone(), BootTime(now.0 + delay))));
+            .extend(delay.map(|delay| (change.clone(), now + delay)));
     }
 }
 
@@ -356,8 +356,8 @@ mod tests {
             let term = Some((at(1), Some("hub-a")));
             let (changes, wake) = apply_due(&mut schedule, term, result, at(1));
             assert_eq!(changes.len(), 2);
-            assert_eq!(wake, Some(BootTime(at(1).0 + pause)));
-            let later = BootTime(at(1).0 + pause);
+            assert_eq!(wake, Some(at(1) + pause));
+            let later = at(1) + pause;
             assert_eq!(apply_due(&mut schedule, term, result, later).0, repeated);
             // The next leader removes a leftover label.
             let lost = apply_due(&mut schedule, None, LabelResult::Done, at(30));
@@ -372,7 +372,7 @@ mod tests {
             (LabelResult::Forbidden, CHECK_INTERVAL),
         ] {
             let mut schedule = LabelSchedule::new(at(0));
-            let repeated = BootTime(at(0).0 + pause);
+            let repeated = at(0) + pause;
             let (first, wake) = apply_due(&mut schedule, None, result, at(0));
             assert_eq!(wake, Some(repeated));
             let (second, _) = apply_due(&mut schedule, None, result, repeated);

@@ -429,7 +429,7 @@ impl MemberRegistry {
             let now = BootTime::now();
             let (due, next) = {
                 let waiting = &mut self.lock().fleet.due;
-                let after = BootTime(now.0 + Duration::from_nanos(1));
+                let after = now + Duration::from_nanos(1);
                 let later = waiting.split_off(&(after, String::new()));
                 let due = std::mem::replace(waiting, later);
                 (due, waiting.first().map(|(at, _)| *at))

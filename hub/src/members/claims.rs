@@ -77,7 +77,7 @@ impl ClaimHistory {
         }
         if !confirmed {
             let since = *self.unconfirmed_since.get_or_insert(now);
-            let at = BootTime(since.0 + CLAIM_BACKOFF_MAX);
+            let at = since + CLAIM_BACKOFF_MAX;
             if now < at {
                 return Err(ClaimDelay::Unconfirmed(at));
             }
@@ -88,7 +88,7 @@ impl ClaimHistory {
         }
         let delay =
             CLAIM_BACKOFF.saturating_mul(1_u32.checked_shl(self.followed).unwrap_or(u32::MAX));
-        self.not_before = BootTime(now.0 + delay.min(CLAIM_BACKOFF_MAX));
+        self.not_before = now + delay.min(CLAIM_BACKOFF_MAX);
         self.followed = self.followed.saturating_add(1).min(31);
         Ok(())
     }
@@ -154,7 +154,7 @@ mod tests {
             Err(ClaimDelay::Unconfirmed(due))
         );
         assert_eq!(claims.follow(due, false), Ok(()));
-        let again = BootTime(due.0 + CLAIM_BACKOFF);
+        let again = due + CLAIM_BACKOFF;
         assert_eq!(claims.follow(due, true), Err(ClaimDelay::BackOff(again)));
         assert_eq!(claims.follow(again, true), Ok(()));
     }

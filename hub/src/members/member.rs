@@ -299,10 +299,7 @@ mod tests {
                 assert_eq!(member.take_request(now, kind), Ok(()));
             }
             assert_eq!(member.take_request(now, kind), Err(rate.per_token));
-            assert_eq!(
-                member.take_request(BootTime(now.0 + rate.per_token), kind),
-                Ok(())
-            );
+            assert_eq!(member.take_request(now + rate.per_token, kind), Ok(()));
         }
     }
 }

@@ -62,7 +62,7 @@ struct MemberReports {
 
 impl MemberReports {
     fn grace_end(&self) -> BootTime {
-        BootTime(self.started_at.0 + START_GRACE)
+        self.started_at + START_GRACE
     }
 }
 

@@ -74,7 +74,7 @@ impl LockedMember<'_> {
 
     fn health(&mut self, now: BootTime) -> MemberHealth {
         let reporters = self.reporters();
-        let is_shown = |(_, last): &(String, BootTime)| BootTime(last.0 + OVERSIZED_SHOWN) > now;
+        let is_shown = |(_, last): &(String, BootTime)| now < *last + OVERSIZED_SHOWN;
         reporters.oversized_response = reporters.oversized_response.take().filter(is_shown);
         let oversized_response = reporters.oversized_response.clone();
         let silent = now.since(reporters.last_agent_report) >= SILENCE;
@@ -90,11 +90,11 @@ impl LockedMember<'_> {
         let held_back = reporters.held_back.is_some();
         let is_writing = report.is_some_and(|report| report.writing) && !held_back;
         if may_reconnect {
-            let at = BootTime(reporters.last_agent_report.0 + SILENCE);
+            let at = reporters.last_agent_report + SILENCE;
             self.reevaluate_at(at);
         }
         if let Some((message, last)) = oversized_response {
-            self.reevaluate_at(BootTime(last.0 + OVERSIZED_SHOWN));
+            self.reevaluate_at(last + OVERSIZED_SHOWN);
             if !held_back {
                 let state = State::new(Truth::False, reason::LIMIT_EXCEEDED, message);
                 health.healthy = Some(state);
