@@ -9,12 +9,11 @@ mod phase;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use krypton_runtime::access::pem;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::tls::Credential;
 use krypton_runtime::{chance, clock};
@@ -51,7 +50,6 @@ const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// Attempts to read or create the Secret. Limits the retries if another client keeps creating and deleting
 /// it.
 const TRIES: usize = 3;
-const PEM_LINE: usize = 64;
 /// OID of the subject attribute serialNumber.
 const SUBJECT_SERIAL_NUMBER: &[u64] = &[2, 5, 4, 5];
 
@@ -85,7 +83,25 @@ pub type SecretData = BTreeMap<String, ByteString>;
 
 /// Generates the content of a Secret with a new CA.
 pub fn generate_data(trust_domain: &str, now: Timestamp) -> Result<SecretData, AuthorityError> {
-    Ok(NewAuthority::generate(trust_domain, now)?.data())
+    if !is_trust_domain(trust_domain) {
+        return Err(AuthorityError::TrustDomain(trust_domain.to_owned()));
+    }
+    let key = KeyPair::generate().map_err(AuthorityError::Sign)?;
+    let mut params = base_params(now);
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "krypton-hub CA");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(after(now, AUTHORITY_LIFE));
+    let certificate = params.self_signed(&key).map_err(AuthorityError::Sign)?;
+    let data = [
+        (CERTIFICATE_KEY, certificate.pem()),
+        (PRIVATE_KEY_KEY, key.serialize_pem()),
+        (TRUST_DOMAIN_KEY, trust_domain.to_owned()),
+    ];
+    let entry = |(key, text): (&str, String)| (key.to_owned(), ByteString(text.into_bytes()));
+    Ok(data.map(entry).into())
 }
 
 /// The CA with its key.
@@ -109,24 +125,25 @@ impl Authority {
         trust_domain_if_new: &str,
     ) -> Result<Self, AuthorityError> {
         let api: Api<Secret> = Api::namespaced(client, namespace);
+        let unusable = |problem| AuthorityError::Unusable {
+            namespace: namespace.to_owned(),
+            problem,
+        };
         for _ in 0..TRIES {
             if let Some(secret) = read_secret(&api, namespace).await? {
-                let unusable = |problem| AuthorityError::Unusable {
-                    namespace: namespace.to_owned(),
-                    problem,
-                };
                 let data = secret.data.unwrap_or_default();
                 return Self::from_data(&data, clock::wall()).map_err(unusable);
             }
-            let new = NewAuthority::generate(trust_domain_if_new, clock::wall())?;
-            match create_secret(&api, namespace, &new).await {
+            let now = clock::wall();
+            let data = generate_data(trust_domain_if_new, now)?;
+            match create_secret(&api, namespace, data.clone()).await {
                 Ok(()) => {
                     tracing::info!(
                         secret = %format_args!("{namespace}/{CA_SECRET}"),
-                        trust_domain = new.trust_domain,
+                        trust_domain = trust_domain_if_new,
                         "created the hub's CA; back up this Secret"
                     );
-                    return new.authority();
+                    return Self::from_data(&data, now).map_err(unusable);
                 }
                 Err(error) if error.code() == Some(409) => {}
                 Err(error) => return Err(error.into()),
@@ -138,7 +155,8 @@ impl Authority {
 
     /// Generates a CA without storing it.
     pub fn generate(trust_domain: &str, now: Timestamp) -> Result<Self, AuthorityError> {
-        NewAuthority::generate(trust_domain, now)?.authority()
+        Self::from_data(&generate_data(trust_domain, now)?, now)
+            .map_err(|_| AuthorityError::Sign(rcgen::Error::CouldNotParseCertificate))
     }
 
     /// Reads the content of a Secret in any phase of a rotation. The error completes a sentence about the
@@ -148,17 +166,6 @@ impl Authority {
         let pem = required(CERTIFICATE_KEY, "it has no ca.crt")?;
         let key = required(PRIVATE_KEY_KEY, "it has no ca.key")?;
         let trust_domain = required(TRUST_DOMAIN_KEY, "it has no trust-domain")?.trim();
-        let authority = Self::from_parts(trust_domain, pem, key, now)?;
-        let phase = stage(data).map_or(authority.phase, |stage| stage.phase);
-        Ok(Self { phase, ..authority })
-    }
-
-    fn from_parts(
-        trust_domain: &str,
-        pem: &str,
-        key: &str,
-        now: Timestamp,
-    ) -> Result<Self, &'static str> {
         if !is_trust_domain(trust_domain) {
             return Err("its trust-domain is invalid");
         }
@@ -187,7 +194,7 @@ impl Authority {
             roots,
             issuer,
             not_after,
-            phase: RotationPhase::Steady,
+            phase: stage(data).map_or(RotationPhase::Steady, |stage| stage.phase),
         })
     }
 
@@ -231,18 +238,18 @@ impl Authority {
 
     /// Returns the roots in PEM, without any other text of the Secret.
     pub fn ca_pem(&self) -> String {
-        self.roots.iter().map(|root| pem(root)).collect()
+        pem(&self.roots)
     }
 
     /// Issues a server certificate for the hub, with a new key.
     pub fn hub_credential(&self, now: Timestamp) -> Result<Credential, AuthorityError> {
         let key = KeyPair::generate().map_err(AuthorityError::Sign)?;
-        let mut params = self.common_params(&SpiffeId::hub(&self.trust_domain), now)?;
+        let id = SpiffeId::hub(&self.trust_domain);
+        let mut params = self.common_params(&id, now, HUB_CERTIFICATE_LIFE)?;
         params
             .distinguished_name
             .push(DnType::CommonName, "krypton-hub");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        self.limit_lifetime(&mut params, now, HUB_CERTIFICATE_LIFE);
         let certificate = params
             .signed_by(&key, &self.issuer)
             .map_err(AuthorityError::Sign)?;
@@ -271,7 +278,7 @@ impl Authority {
         if SpiffeId::parse(&id.to_string()).is_none() || uid.is_empty() || uid.len() > 64 {
             return Err(invalid_subject());
         }
-        let mut params = self.common_params(&id, now)?;
+        let mut params = self.common_params(&id, now, life)?;
         let uid = PrintableString::try_from(uid).map_err(|_| invalid_subject())?;
         let subject = &mut params.distinguished_name;
         subject.push(DnType::CommonName, name);
@@ -280,84 +287,28 @@ impl Authority {
             DnValue::PrintableString(uid),
         );
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        self.limit_lifetime(&mut params, now, life);
         let certificate = params
             .signed_by(&key, &self.issuer)
             .map_err(AuthorityError::Sign)?;
         Ok(vec![certificate.into()])
     }
 
-    /// The common parameters of all certificates that this CA signs.
+    /// The common parameters of all certificates that this CA signs. None outlives the CA.
     fn common_params(
         &self,
         id: &SpiffeId,
         now: Timestamp,
+        life: Duration,
     ) -> Result<CertificateParams, AuthorityError> {
         let uri = id.to_string().try_into().map_err(AuthorityError::Sign)?;
+        let end = after(now, life).min(self.not_after);
         let mut params = base_params(now);
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(end);
         params.subject_alt_names = vec![SanType::URI(uri)];
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
         Ok(params)
-    }
-
-    /// Limits the lifetime to that of the CA.
-    fn limit_lifetime(&self, params: &mut CertificateParams, now: Timestamp, life: Duration) {
-        let end = after(now, life).min(self.not_after);
-        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since_1970(end);
-    }
-}
-
-/// A new CA with its key in PEM.
-struct NewAuthority {
-    trust_domain: String,
-    certificate_pem: String,
-    key_pem: String,
-    now: Timestamp,
-}
-
-impl NewAuthority {
-    fn generate(trust_domain: &str, now: Timestamp) -> Result<Self, AuthorityError> {
-        if !is_trust_domain(trust_domain) {
-            return Err(AuthorityError::TrustDomain(trust_domain.to_owned()));
-        }
-        let key = KeyPair::generate().map_err(AuthorityError::Sign)?;
-        let mut params = base_params(now);
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "krypton-hub CA");
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.not_after =
-            rcgen::date_time_ymd(1970, 1, 1) + since_1970(after(now, AUTHORITY_LIFE));
-        let certificate = params.self_signed(&key).map_err(AuthorityError::Sign)?;
-        Ok(Self {
-            trust_domain: trust_domain.to_owned(),
-            certificate_pem: certificate.pem(),
-            key_pem: key.serialize_pem(),
-            now,
-        })
-    }
-
-    fn authority(&self) -> Result<Authority, AuthorityError> {
-        Authority::from_parts(
-            &self.trust_domain,
-            &self.certificate_pem,
-            &self.key_pem,
-            self.now,
-        )
-        .map_err(|_| AuthorityError::Sign(rcgen::Error::CouldNotParseCertificate))
-    }
-
-    fn data(&self) -> SecretData {
-        [
-            (CERTIFICATE_KEY, &self.certificate_pem),
-            (PRIVATE_KEY_KEY, &self.key_pem),
-            (TRUST_DOMAIN_KEY, &self.trust_domain),
-        ]
-        .map(|(key, value)| (key.to_owned(), ByteString(value.clone().into_bytes())))
-        .into()
     }
 }
 
@@ -374,14 +325,14 @@ async fn read_secret(api: &Api<Secret>, namespace: &str) -> Result<Option<Secret
 async fn create_secret(
     api: &Api<Secret>,
     namespace: &str,
-    new: &NewAuthority,
+    data: SecretData,
 ) -> Result<(), ApiError> {
     let secret = Secret {
         metadata: ObjectMeta {
             name: Some(CA_SECRET.to_owned()),
             ..ObjectMeta::default()
         },
-        data: Some(new.data()),
+        data: Some(data),
         ..Secret::default()
     };
     let params = PostParams::default();
@@ -409,19 +360,6 @@ fn since_1970(time: Timestamp) -> Duration {
 
 fn after(now: Timestamp, life: Duration) -> Timestamp {
     now.saturating_add(life).unwrap_or(Timestamp::MAX)
-}
-
-fn pem(certificate: &[u8]) -> String {
-    let base64 = BASE64.encode(certificate);
-    let mut pem = "-----BEGIN CERTIFICATE-----\n".to_owned();
-    for (index, character) in base64.char_indices() {
-        if index > 0 && index % PEM_LINE == 0 {
-            pem.push('\n');
-        }
-        pem.push(character);
-    }
-    pem.push_str("\n-----END CERTIFICATE-----\n");
-    pem
 }
 
 fn is_trust_domain(text: &str) -> bool {

@@ -11,6 +11,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
+use krypton_runtime::access::pem;
 use krypton_types::ca_rotation::{RotationPhase, RotationStage};
 use krypton_types::root_digest::RootDigest;
 use rcgen::{KeyPair, PublicKeyData as _};
@@ -19,8 +20,8 @@ use rustls::pki_types::pem::PemObject as _;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::{
-    AuthorityError, CERTIFICATE_KEY, NewAuthority, PRIVATE_KEY_KEY, SecretData, TRUST_DOMAIN_KEY,
-    pem, text,
+    AuthorityError, CERTIFICATE_KEY, PRIVATE_KEY_KEY, SecretData, TRUST_DOMAIN_KEY, generate_data,
+    text,
 };
 
 const NEXT_CERTIFICATE_KEY: &str = "next.crt";
@@ -50,15 +51,15 @@ pub fn stage(data: &SecretData) -> Result<RotationStage, &'static str> {
 /// Moves from Steady to Announced: adds the next root.
 pub fn announce(data: &SecretData, now: Timestamp) -> Result<SecretData, AuthorityError> {
     let trust_domain = text(data, TRUST_DOMAIN_KEY).unwrap_or_default().trim();
-    let new = NewAuthority::generate(trust_domain, now)?;
-    let mut roots = certificates(data, CERTIFICATE_KEY).unwrap_or_default();
-    roots.extend(CertificateDer::pem_slice_iter(new.certificate_pem.as_bytes()).flatten());
+    let new = generate_data(trust_domain, now)?;
+    let new_text = |key| text(&new, key).map(str::to_owned);
+    let roots = [data, &new].map(|data| certificates(data, CERTIFICATE_KEY).unwrap_or_default());
     Ok(with_changes(
         data,
         [
-            (CERTIFICATE_KEY, Some(to_pem(&roots))),
-            (NEXT_CERTIFICATE_KEY, Some(new.certificate_pem)),
-            (NEXT_PRIVATE_KEY_KEY, Some(new.key_pem)),
+            (CERTIFICATE_KEY, Some(pem(&roots.concat()))),
+            (NEXT_CERTIFICATE_KEY, new_text(CERTIFICATE_KEY)),
+            (NEXT_PRIVATE_KEY_KEY, new_text(PRIVATE_KEY_KEY)),
         ],
     ))
 }
@@ -78,9 +79,9 @@ pub fn switch(data: &SecretData) -> Result<SecretData, &'static str> {
     Ok(with_changes(
         data,
         [
-            (CERTIFICATE_KEY, Some(to_pem(&roots))),
+            (CERTIFICATE_KEY, Some(pem(&roots))),
             (PRIVATE_KEY_KEY, Some(key)),
-            (FORMER_CERTIFICATES_KEY, Some(to_pem(&former))),
+            (FORMER_CERTIFICATES_KEY, Some(pem(&former))),
             (NEXT_CERTIFICATE_KEY, None),
             (NEXT_PRIVATE_KEY_KEY, None),
         ],
@@ -97,7 +98,7 @@ pub fn finish(data: &SecretData) -> Result<SecretData, &'static str> {
     Ok(with_changes(
         data,
         [
-            (CERTIFICATE_KEY, Some(to_pem(&roots))),
+            (CERTIFICATE_KEY, Some(pem(&roots))),
             (FORMER_CERTIFICATES_KEY, None),
         ],
     ))
@@ -133,11 +134,7 @@ fn certificates(data: &SecretData, key: &str) -> Result<Vec<Root>, &'static str>
         .map_err(|_| "its certificates are not in PEM")
 }
 
-fn to_pem(roots: &[Root]) -> String {
-    roots.iter().map(|root| pem(root)).collect()
-}
-
-fn with_changes<const N: usize>(
+pub(super) fn with_changes<const N: usize>(
     data: &SecretData,
     changes: [(&str, Option<String>); N],
 ) -> SecretData {
@@ -160,6 +157,10 @@ mod tests {
         Timestamp::from_second(1_800_000_000).unwrap()
     }
 
+    fn new_data() -> SecretData {
+        generate_data("a.krypton", now()).unwrap()
+    }
+
     fn phase(data: &SecretData) -> RotationPhase {
         stage(data).unwrap().phase
     }
@@ -170,7 +171,7 @@ mod tests {
 
     #[test]
     fn rotation_data_is_usable_ca_in_every_phase() {
-        let steady = NewAuthority::generate("a.krypton", now()).unwrap().data();
+        let steady = new_data();
         let before = authority(&steady);
         assert_eq!(phase(&steady), RotationPhase::Steady);
         assert_eq!(Some(stage(&steady).unwrap().root), before.signing_root());
@@ -211,29 +212,28 @@ mod tests {
 
     #[test]
     fn manually_added_root_survives_rotation() {
-        let extra = NewAuthority::generate("a.krypton", now()).unwrap();
-        let mut data = NewAuthority::generate("a.krypton", now()).unwrap().data();
+        let (mut data, extra) = (new_data(), new_data());
+        let extra = text(&extra, CERTIFICATE_KEY).unwrap();
         let bundle = data.get_mut(CERTIFICATE_KEY).unwrap();
-        bundle.0.extend(extra.certificate_pem.as_bytes());
+        bundle.0.extend(extra.as_bytes());
         data.insert("notes".to_owned(), ByteString(b"kept".to_vec()));
         let announced = announce(&data, now()).unwrap();
         assert_eq!(authority(&announced).roots().len(), 3);
         let finished = finish(&switch(&announced).unwrap()).unwrap();
         let remaining = authority(&finished).roots();
         assert_eq!(remaining.len(), 2);
-        assert_eq!(pem(&remaining[1]), extra.certificate_pem);
+        assert_eq!(pem(&remaining[1..]), extra);
         assert_eq!(finished["notes"].0, b"kept");
     }
 
     #[test]
     fn invalid_next_root_blocks_switch_but_ca_loads() {
-        let steady = NewAuthority::generate("a.krypton", now()).unwrap().data();
-        let valid = announce(&steady, now()).unwrap();
-        let other = NewAuthority::generate("a.krypton", now()).unwrap();
+        let valid = announce(&new_data(), now()).unwrap();
+        let other = text(&new_data(), PRIVATE_KEY_KEY).map(str::to_owned);
         let cases = [
             (NEXT_PRIVATE_KEY_KEY, None),
             (NEXT_CERTIFICATE_KEY, None),
-            (NEXT_PRIVATE_KEY_KEY, Some(other.key_pem)),
+            (NEXT_PRIVATE_KEY_KEY, other),
             (NEXT_CERTIFICATE_KEY, Some("x".to_owned())),
         ];
         for (key, value) in cases {

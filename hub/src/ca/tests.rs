@@ -5,6 +5,7 @@ use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use x509_parser::extensions::GeneralName;
 
+use super::phase::with_changes;
 use super::*;
 
 const UID: &str = "6f1f2f3c-0000-4000-8000-0123456789ab";
@@ -12,6 +13,10 @@ const DAY: i64 = 24 * 60 * 60;
 
 fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+fn new_data() -> SecretData {
+    generate_data("a.krypton", now()).unwrap()
 }
 
 fn authority() -> Authority {
@@ -138,7 +143,9 @@ fn lookalike_agent_certificate_is_rejected() {
 
     let error_with = |change: &dyn Fn(&mut CertificateParams)| {
         let id = SpiffeId::cluster("a.krypton", "edge-1");
-        let mut params = authority.common_params(&id, now()).unwrap();
+        let mut params = authority
+            .common_params(&id, now(), AGENT_CERTIFICATE_LIFE)
+            .unwrap();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         change(&mut params);
         let signed = params.signed_by(&key, &authority.issuer).unwrap();
@@ -215,11 +222,9 @@ fn nothing_outlives_the_authority() {
 
 #[test]
 fn stored_authority_signs_after_reload() {
-    let new = NewAuthority::generate("a.krypton", now()).unwrap();
-    let created = new.authority().unwrap();
-    let loaded = Authority::from_data(&new.data(), now()).unwrap();
-    assert_eq!(loaded.roots(), created.roots());
-    assert_eq!(loaded.ca_pem(), new.certificate_pem);
+    let data = new_data();
+    let loaded = Authority::from_data(&data, now()).unwrap();
+    assert_eq!(Some(&*loaded.ca_pem()), text(&data, CERTIFICATE_KEY));
     assert_eq!(loaded.trust_domain(), "a.krypton");
     let signed = sign(&loaded, &KeyPair::generate().unwrap());
     read_agent_certificate("a.krypton", &signed).unwrap();
@@ -227,46 +232,38 @@ fn stored_authority_signs_after_reload() {
 
 #[test]
 fn second_root_is_trusted_and_first_signs() {
-    let (first, second) = (
-        NewAuthority::generate("a.krypton", now()).unwrap(),
-        NewAuthority::generate("a.krypton", now()).unwrap(),
-    );
-    let both = format!("{}{}", first.certificate_pem, second.certificate_pem);
-    let load = |key: &str| Authority::from_parts("a.krypton", &both, key, now());
-    assert_eq!(load(&first.key_pem).unwrap().roots().len(), 2);
-    assert!(load(&second.key_pem).unwrap_err().contains("ca.key"));
+    let [first, second] = [new_data(), new_data()];
+    let both = [&first, &second].map(|data| text(data, CERTIFICATE_KEY).unwrap());
+    let load = |signing: &SecretData| {
+        let data = with_changes(signing, [(CERTIFICATE_KEY, Some(both.concat()))]);
+        Authority::from_data(&data, now())
+    };
+    assert_eq!(load(&first).unwrap().roots().len(), 2);
+    assert!(load(&second).unwrap_err().contains("ca.key"));
 }
 
 #[test]
 fn unreadable_authority_part_is_named() {
-    let valid = NewAuthority::generate("a.krypton", now()).unwrap();
-    let other = NewAuthority::generate("a.krypton", now()).unwrap();
-    let problem = |change: &dyn Fn(&mut BTreeMap<String, ByteString>)| {
-        let mut data = valid.data();
-        change(&mut data);
+    let valid = new_data();
+    let problem = |key, value: Option<&str>| {
+        let data = with_changes(&valid, [(key, value.map(str::to_owned))]);
         Authority::from_data(&data, now()).unwrap_err()
     };
-    let set = |key: &'static str, value: &str| {
-        let value = ByteString(value.as_bytes().to_vec());
-        move |data: &mut BTreeMap<String, ByteString>| {
-            data.insert(key.to_owned(), value.clone());
-        }
-    };
     for key in [CERTIFICATE_KEY, PRIVATE_KEY_KEY, TRUST_DOMAIN_KEY] {
-        let message = problem(&|data| {
-            data.remove(key);
-        });
-        assert!(message.contains(key), "{message}");
-        assert!(problem(&set(key, "a b")).contains(key));
-        assert!(problem(&set(key, "")).contains(key));
+        for value in [None, Some("a b"), Some("")] {
+            let message = problem(key, value);
+            assert!(message.contains(key), "{message}");
+        }
     }
-    assert!(problem(&set(PRIVATE_KEY_KEY, &other.key_pem)).contains("ca.key does not match"));
-    let authority = valid.authority().unwrap();
+    let other = new_data();
+    let other = text(&other, PRIVATE_KEY_KEY);
+    assert!(problem(PRIVATE_KEY_KEY, other).contains("ca.key does not match"));
+    let authority = Authority::from_data(&valid, now()).unwrap();
     let leaf = authority.hub_credential(now()).unwrap();
-    let leaf = pem(&leaf.certificates[0]);
-    assert!(problem(&set(CERTIFICATE_KEY, &leaf)).contains("not a CA"));
+    let leaf = pem(&leaf.certificates);
+    assert!(problem(CERTIFICATE_KEY, Some(&leaf)).contains("not a CA"));
     let late = after(now(), AUTHORITY_LIFE);
-    let expired = Authority::from_data(&valid.data(), late).unwrap_err();
+    let expired = Authority::from_data(&valid, late).unwrap_err();
     assert!(expired.contains("expired"));
     assert!(matches!(
         Authority::generate("A B", now()),
@@ -286,10 +283,15 @@ fn no_key_is_shown() {
 
 #[test]
 fn private_key_is_not_published_with_ca() {
-    let new = NewAuthority::generate("a.krypton", now()).unwrap();
-    let mixed = format!("{}{}", new.certificate_pem, new.key_pem);
-    let authority = Authority::from_parts("a.krypton", &mixed, &new.key_pem, now()).unwrap();
-    assert_eq!(authority.ca_pem(), new.certificate_pem);
+    let data = new_data();
+    let [certificate, key] =
+        [CERTIFICATE_KEY, PRIVATE_KEY_KEY].map(|key| text(&data, key).unwrap());
+    let mixed = with_changes(
+        &data,
+        [(CERTIFICATE_KEY, Some(format!("{certificate}{key}")))],
+    );
+    let authority = Authority::from_data(&mixed, now()).unwrap();
+    assert_eq!(authority.ca_pem(), certificate);
 }
 
 #[test]
@@ -299,7 +301,7 @@ fn issuing_root_is_distinguished_from_namesake() {
     assert_eq!(issuing.issuer_of(&certificate), issuing.signing_root());
     assert_eq!(other.issuer_of(&certificate), None);
     assert_eq!(issuing.issuer_of(b"x"), None);
-    let steady = NewAuthority::generate("a.krypton", now()).unwrap().data();
+    let steady = new_data();
     let rotated = switch(&announce(&steady, now()).unwrap()).unwrap();
     let (before, after) = (
         Authority::from_data(&steady, now()).unwrap(),
