@@ -472,7 +472,7 @@ impl Startup<'_> {
         let (settings, discovery) = (self.settings, &self.settings.discovery);
         let access = &self.engine.profile_access;
         let mut providers = providers::providers(self.client, settings, access);
-        let prefixes = providers::member_prefixes(discovery);
+        let prefixes = discovery.member_prefixes.clone();
         let secret_prefix = prefixes.get(&SourceKind::Secret);
         // After the providers that find a Secret by its label, which take precedence.
         providers.push(Arc::new(NamedSecrets {

@@ -29,6 +29,7 @@ use krypton_types::names;
 use reqwest::Url;
 
 use crate::chart::values::ValuesSource;
+use crate::discovery::{MemberPrefixes, SourceKind};
 
 pub use environment::{HelmCredentials, HomeChoice, HomeSource, OwnPod};
 pub use krypton_runtime::access::{LocalSource, service_account_namespace};
@@ -293,8 +294,8 @@ const ZAP: &str = "Zap (of the Go operator)";
 #[command(next_help_heading = "Members")]
 pub struct Discovery {
     /// Sources of members, separated by commas: kubeconfig (labelled Secrets), cluster-profile, cluster-api, kamaji, file
-    #[arg(long, value_name = "LIST", default_value = "kubeconfig", value_parser = parsers::list::<_, BTreeSet<ProviderKind>>(parsers::provider))]
-    pub providers: BTreeSet<ProviderKind>,
+    #[arg(long, value_name = "LIST", default_value = "kubeconfig", value_parser = parsers::list::<_, BTreeSet<SourceKind>>(parsers::provider))]
+    pub providers: BTreeSet<SourceKind>,
     /// Namespaces of labelled kubeconfig Secrets, separated by commas. * means all [default: the value of --namespace]
     #[arg(long = "kubeconfig-namespaces", value_name = "LIST", default_value = "", value_parser = parsers::listed_namespaces)]
     pub namespaces: Namespaces,
@@ -308,8 +309,8 @@ pub struct Discovery {
     #[arg(long = "clusterprofile-provider-file", value_name = "FILE")]
     pub provider_file: Option<PathBuf>,
     /// Prefixes of member names as PROVIDER=PREFIX, separated by commas. They keep apart objects of two providers with equal names. A member keeps its name when its prefix changes, and a name in the annotation mesh.openkcm.io/member-name gets no prefix. The prefix of kubeconfig applies to all kubeconfig Secrets
-    #[arg(long = "member-prefix", value_name = "LIST", default_value = "", value_parser = parsers::list::<_, BTreeMap<ProviderKind, String>>(parsers::member_prefix))]
-    pub member_prefixes: BTreeMap<ProviderKind, String>,
+    #[arg(long = "member-prefix", value_name = "LIST", default_value = "", value_parser = parsers::list::<_, MemberPrefixes>(parsers::member_prefix))]
+    pub member_prefixes: MemberPrefixes,
     /// Key of the kubeconfig in the Secrets of Kamaji: admin.conf, or admin.svc if the hub runs next to the control planes
     #[arg(long = "kamaji-kubeconfig-key", value_name = "KEY", default_value = "admin.conf", value_parser = parsers::data_key)]
     pub kamaji_key: String,
@@ -325,16 +326,6 @@ pub struct Discovery {
     /// Key of the kubeconfig in those Secrets
     #[arg(long = "kubeconfig-key", value_name = "KEY", default_value = names::KUBECONFIG_KEY, value_parser = parsers::data_key)]
     pub key: String,
-}
-
-/// A source of members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ProviderKind {
-    Kubeconfig,
-    ClusterProfile,
-    ClusterApi,
-    Kamaji,
-    File,
 }
 
 /// Contents of kubeconfigs in Secrets that the hub refuses by default.

@@ -32,7 +32,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-/// Kind of the object that a member was discovered from: `spec.sourceRef.kind` of its EdgeCluster.
+/// Kind of the object that a member was discovered from: `spec.sourceRef.kind` of its EdgeCluster. Each has a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceKind {
     /// A labelled kubeconfig Secret.

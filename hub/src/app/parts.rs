@@ -15,8 +15,9 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 use crate::agent_server::metrics::SessionMetrics;
-use crate::args::{ProviderKind, Settings};
+use crate::args::Settings;
 use crate::chart::{credentials, helm_credentials};
+use crate::discovery::SourceKind;
 use crate::discovery::cluster_profile::ProfileAccess;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
 use crate::members::MemberRegistry;
@@ -93,7 +94,7 @@ async fn profile_access(
     private: &Path,
 ) -> anyhow::Result<Arc<ProfileAccess>> {
     let discovery = &settings.discovery;
-    let profiles = discovery.providers.contains(&ProviderKind::ClusterProfile);
+    let profiles = discovery.providers.contains(&SourceKind::ClusterProfile);
     let file = discovery.provider_file.as_deref().filter(|_| profiles);
     let providers = match file {
         Some(path) => Some(ProviderFile::load(path).await?),

@@ -15,8 +15,9 @@ use krypton_types::names::{LABEL_MAX, is_dns_subdomain};
 use krypton_types::redact::{NO_URL, has_userinfo, url_shown};
 use reqwest::Url;
 
-use super::{DAY, List, MINUTE, Namespaces, ProviderKind};
+use super::{DAY, List, MINUTE, Namespaces};
 use crate::chart::values::{InvalidValuesSource, ValuesSource};
+use crate::discovery::SourceKind;
 
 pub(super) const PER_MEMBER: &str = "a number from 1 to that of --max-concurrent-helm";
 pub(super) const PER_MEMBER_REMEDY: &str = "write how many may run at the same time for one member";
@@ -46,13 +47,13 @@ pub(super) fn namespaces(text: &str) -> Result<Namespaces, String> {
     listed_namespaces(text).map(|listed| listed.filter(|names| !names.is_empty()))
 }
 
-pub(super) fn provider(text: &str) -> Result<ProviderKind, String> {
+pub(super) fn provider(text: &str) -> Result<SourceKind, String> {
     match text {
-        "kubeconfig" => Ok(ProviderKind::Kubeconfig),
-        "cluster-profile" => Ok(ProviderKind::ClusterProfile),
-        "cluster-api" => Ok(ProviderKind::ClusterApi),
-        "kamaji" => Ok(ProviderKind::Kamaji),
-        "file" => Ok(ProviderKind::File),
+        "kubeconfig" => Ok(SourceKind::Secret),
+        "cluster-profile" => Ok(SourceKind::ClusterProfile),
+        "cluster-api" => Ok(SourceKind::Cluster),
+        "kamaji" => Ok(SourceKind::TenantControlPlane),
+        "file" => Ok(SourceKind::File),
         _ => Err(invalid(
             text,
             "a provider of members",
@@ -61,7 +62,7 @@ pub(super) fn provider(text: &str) -> Result<ProviderKind, String> {
     }
 }
 
-pub(super) fn member_prefix(text: &str) -> Result<(ProviderKind, String), String> {
+pub(super) fn member_prefix(text: &str) -> Result<(SourceKind, String), String> {
     // A member name must be legal with the prefix.
     let is_prefix = |prefix: &str| is_dns_subdomain(&format!("{prefix}a"));
     match text.split_once('=') {

@@ -170,10 +170,10 @@ WATCH_CLUSTER_KUBECONFIG=/b; WATCH_KUBECONFIG=/a | choice: File("/a")
 --advertise=[fd00::1]:7443; --advertise=10.0.0.1:7443 | advertise: ["[fd00::1]:7443", "10.0.0.1:7443"]
 --advertise=a:1; KRYPTON_ADVERTISE=b:1 | advertise: ["b:1"]
 --providers= | providers: {}
---providers=file, kamaji | providers: {Kamaji, File}
+--providers=file, kamaji | providers: {TenantControlPlane, File}
 --kubeconfig-paths=/a,/b | paths: ["/a", "/b"]
 --member-prefix= | member_prefixes: {}
---member-prefix=kamaji=k-, file=f. | member_prefixes: {Kamaji: "k-", File: "f."}
+--member-prefix=kamaji=k-, file=f. | member_prefixes: {TenantControlPlane: "k-", File: "f."}
 --kamaji-generator=krypton | kamaji_generator: Some("krypton")
 --workspace-labels=team=a, zone=1; --workspace-labels=zone=2,empty= | workspace_labels: {"empty": "", "team": "a", "zone": "2"}
 --workspace-labels=team=a; KRYPTON_WORKSPACE_LABELS=team=b | workspace_labels: {"team": "b"}
