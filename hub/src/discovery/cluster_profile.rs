@@ -37,7 +37,7 @@ use super::provider::{self, ProviderState, WatchedObjects};
 use super::{Origin, Provider, ProviderHandle, Source, SourceKind};
 use access_plan::Plan;
 use credential::Credential;
-use plugin::{PluginLimits, Plugins};
+use plugin::Plugins;
 use profile::Profile;
 use provider_file::ProviderFile;
 use state::{CredentialLifetime, DueWork, ProfileState, WorkingAccess};
@@ -68,14 +68,13 @@ impl ProfileAccess {
             let following = provider_file::follow(path.to_owned(), tx);
             tokio::spawn(watchdog.watch("the file of access providers", following));
         }
-        Self::new(file, scratch, policy, PluginLimits::default())
+        Self::new(file, scratch, policy)
     }
 
     fn new(
         file: watch::Receiver<Option<Arc<ProviderFile>>>,
         scratch: &Path,
         policy: Policy,
-        limits: PluginLimits,
     ) -> io::Result<Arc<Self>> {
         // Clients and Helm run in other working directories.
         let folder = std::path::absolute(scratch)?.join("cluster-profiles");
@@ -85,7 +84,7 @@ impl ProfileAccess {
             .create(&folder)?;
         Ok(Arc::new(Self {
             file,
-            plugins: Plugins::new(folder.clone(), limits),
+            plugins: Plugins::new(folder.clone()),
             folder,
             policy,
         }))
@@ -266,39 +265,30 @@ struct ProfileStates {
 }
 
 impl ProfileStates {
-    /// Takes over the listed profiles. Returns whether one of them, or the file, has changed.
+    /// Takes over the listed profiles and the file.
     fn follow(
         &mut self,
         known: &BTreeMap<Key, Profile>,
         file: Option<Arc<ProviderFile>>,
         policy: &Policy,
-    ) -> bool {
+    ) {
         let gone = self.states.keys().filter(|key| !known.contains_key(*key));
         let gone: Vec<Key> = gone.cloned().collect();
         let file_changed = file != self.file;
-        let mut changed = file_changed || !gone.is_empty();
-        self.file = file.clone();
+        self.file = file;
         for key in gone {
             self.forget(&key);
         }
         for (key, profile) in known {
             let state = self.states.get(key);
             if file_changed || state.is_none_or(|state| state.profile != *profile) {
-                self.update(key, profile, file.as_deref(), policy);
-                changed = true;
+                self.update(key, profile, policy);
             }
         }
-        changed
     }
 
-    fn update(
-        &mut self,
-        key: &Key,
-        profile: &Profile,
-        file: Option<&ProviderFile>,
-        policy: &Policy,
-    ) {
-        let plan = access_plan::plan(profile, file, policy);
+    fn update(&mut self, key: &Key, profile: &Profile, policy: &Policy) {
+        let plan = access_plan::plan(profile, self.file.as_deref(), policy);
         match self.states.get_mut(key) {
             // A recreated profile with the same name is a different profile.
             Some(state) if state.profile.source.uid == profile.source.uid => {

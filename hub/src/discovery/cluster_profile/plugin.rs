@@ -24,6 +24,10 @@ use super::access_plan::Command;
 const MAX_CONCURRENT: usize = 16;
 /// Concurrent runs of one access provider. If all its runs hang, other providers still get slots.
 const MAX_PER_PROVIDER: usize = 4;
+/// Deadline of one run.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// Bytes of standard output. A credential has a few thousand.
+const STDOUT_MAX: usize = 256 * 1024;
 /// Bytes kept of standard error. Messages show fewer.
 const STDERR_KEPT: usize = 4096;
 const STDERR_SHOWN: usize = 512;
@@ -32,23 +36,6 @@ const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(2);
 /// With these variables, a program in a pod finds its own cluster's API server and uses the mounted service
 /// account. The other variables of a pod concern only the hub.
 const POD_VARIABLES: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
-
-/// Limits of one run.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PluginLimits {
-    pub deadline: Duration,
-    /// Bytes of standard output. A credential has a few thousand.
-    pub stdout_max: usize,
-}
-
-impl Default for PluginLimits {
-    fn default() -> Self {
-        Self {
-            deadline: Duration::from_secs(20),
-            stdout_max: 256 * 1024,
-        }
-    }
-}
 
 /// Why a run returned no credential. Never contains standard output, which may be a credential.
 #[derive(Debug, Error)]
@@ -71,8 +58,8 @@ pub(super) enum PluginError {
         deadline: Duration,
         stderr: StderrTail,
     },
-    #[error("{program} has written more than {} KiB and was killed; an ExecCredential is expected", limit / 1024)]
-    TooMuchOutput { program: String, limit: usize },
+    #[error("{program} has written more than {} KiB and was killed; an ExecCredential is expected", STDOUT_MAX / 1024)]
+    TooMuchOutput { program: String },
     #[error("{program} has ended with {status}{stderr}")]
     Failed {
         program: String,
@@ -109,7 +96,7 @@ pub(super) struct Plugins {
     slots: Semaphore,
     /// Semaphores by provider name, as in the provider file.
     provider_slots: Mutex<BTreeMap<String, Arc<Semaphore>>>,
-    limits: PluginLimits,
+    deadline: Duration,
     /// Each run gets its own directory here, which is deleted with the run.
     folder: PathBuf,
     /// The variables inherited from this process.
@@ -117,13 +104,13 @@ pub(super) struct Plugins {
 }
 
 impl Plugins {
-    pub(super) fn new(folder: PathBuf, limits: PluginLimits) -> Self {
+    pub(super) fn new(folder: PathBuf) -> Self {
         let names = ["PATH"].iter().chain(&POD_VARIABLES);
         let inherited = names.filter_map(|name| Some((name.into(), std::env::var_os(name)?)));
         Self {
             slots: Semaphore::new(MAX_CONCURRENT),
             provider_slots: Mutex::default(),
-            limits,
+            deadline: DEADLINE,
             folder,
             inherited_env: inherited.collect(),
         }
@@ -154,12 +141,9 @@ impl Plugins {
             .tempdir_in(&self.folder)
             .map_err(failed)?;
         let mut process = self.start(command, home.path().as_os_str().to_owned())?;
-        let PluginLimits {
-            deadline,
-            stdout_max,
-        } = self.limits;
-        let timed_out = process.wait(self.limits).await.map_err(failed)?;
-        let status = process.clean_up(&command.program, stdout_max).await;
+        let deadline = self.deadline;
+        let timed_out = process.wait(deadline).await.map_err(failed)?;
+        let status = process.clean_up(&command.program).await;
         let status = status.map_err(failed)?;
         let program = command.program.clone();
         let stderr = process.stderr_tail();
@@ -170,11 +154,8 @@ impl Plugins {
                 stderr,
             });
         }
-        if process.output.len() > stdout_max {
-            return Err(PluginError::TooMuchOutput {
-                program,
-                limit: stdout_max,
-            });
+        if process.output.len() > STDOUT_MAX {
+            return Err(PluginError::TooMuchOutput { program });
         }
         if !status.success() {
             let status = describe_status(status);
@@ -248,16 +229,16 @@ struct PluginProcess {
 
 impl PluginProcess {
     /// Waits until the program ends, writes too much, or reaches its deadline. Returns whether it timed out.
-    async fn wait(&mut self, limits: PluginLimits) -> io::Result<bool> {
+    async fn wait(&mut self, deadline: Duration) -> io::Result<bool> {
         let exited = self.group.exited();
-        let deadline = tokio::time::sleep(limits.deadline);
+        let deadline = tokio::time::sleep(deadline);
         tokio::pin!(exited, deadline);
-        while self.output.len() <= limits.stdout_max {
+        while self.output.len() <= STDOUT_MAX {
             tokio::select! {
                 biased;
                 result = &mut exited => return result.map(|()| false),
                 () = &mut deadline => return Ok(true),
-                () = self.read(limits.stdout_max + 1) => {}
+                () = self.read() => {}
             }
         }
         Ok(false)
@@ -265,12 +246,12 @@ impl PluginProcess {
 
     /// Kills all processes that the program left running, even after a successful exit, and reads the rest of
     /// the output.
-    async fn clean_up(&mut self, program: &str, stdout_max: usize) -> io::Result<ExitStatus> {
+    async fn clean_up(&mut self, program: &str) -> io::Result<ExitStatus> {
         let pid = self.group.pid;
         process_group::kill(pid);
         let rest = async {
             while self.stdout.is_some() || self.stderr.is_some() {
-                self.read(stdout_max + 1).await;
+                self.read().await;
             }
         };
         if timeout(CLEAN_UP_TIMEOUT, rest).await.is_err() {
@@ -285,15 +266,15 @@ impl PluginProcess {
         Ok(status)
     }
 
-    /// Reads the next output, at most `stdout_max` bytes of standard output in all. Never resolves once both
-    /// streams are closed. Safe to cancel.
-    async fn read(&mut self, stdout_max: usize) {
+    /// Reads the next output. Keeps one byte more of standard output than allowed, to detect an excess. Never resolves
+    /// once both streams are closed. Safe to cancel.
+    async fn read(&mut self) {
         let (mut out, mut err) = ([0; 4096], [0; 4096]);
         tokio::select! {
             count = read_stream(&mut self.stdout, &mut out) => match count {
                 0 => self.stdout = None,
                 count => {
-                    let room = stdout_max.saturating_sub(self.output.len());
+                    let room = (STDOUT_MAX + 1).saturating_sub(self.output.len());
                     self.output.extend(out.iter().take(count.min(room)));
                 }
             },
@@ -381,9 +362,9 @@ mod tests {
     }
 
     impl Fixture {
-        fn new(limits: PluginLimits) -> Self {
+        fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let plugins = Plugins::new(folder.path().to_owned(), limits);
+            let plugins = Plugins::new(folder.path().to_owned());
             Self { plugins, folder }
         }
 
@@ -400,13 +381,6 @@ mod tests {
 
     /// Stops a hung test.
     const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-
-    fn short_deadline() -> PluginLimits {
-        PluginLimits {
-            deadline: Duration::from_millis(300),
-            ..PluginLimits::default()
-        }
-    }
 
     async fn until(done: impl Fn() -> bool) {
         let waiting = async {
@@ -426,14 +400,14 @@ mod tests {
 
     #[tokio::test]
     async fn plugin_output_is_read_to_end() {
-        let fixture = Fixture::new(PluginLimits::default());
+        let fixture = Fixture::new();
         let output = fixture.run("echo one; echo noise >&2; echo two").await;
         assert_eq!(output.as_deref(), Ok("one\ntwo\n"));
     }
 
     #[tokio::test]
     async fn plugin_sees_only_required_environment() {
-        let fixture = Fixture::new(PluginLimits::default());
+        let fixture = Fixture::new();
         let mut command = shell("echo $KUBERNETES_EXEC_INFO; pwd; env");
         command.env.insert("CONFIGURED".to_owned(), "1".to_owned());
         let output = String::from_utf8(fixture.plugins.run(&command).await.unwrap()).unwrap();
@@ -468,7 +442,8 @@ mod tests {
 
     #[tokio::test]
     async fn hanging_plugin_is_killed_with_its_children() {
-        let fixture = Fixture::new(short_deadline());
+        let mut fixture = Fixture::new();
+        fixture.plugins.deadline = Duration::from_millis(300);
         let pids = tempfile::tempdir().unwrap();
         let file = pids.path().join("pid");
         let script = format!(
@@ -483,7 +458,7 @@ mod tests {
 
     #[tokio::test]
     async fn provider_with_hanging_runs_does_not_block_others() {
-        let fixture = Fixture::new(PluginLimits::default());
+        let fixture = Fixture::new();
         let hung = shell("sleep 1000");
         let mut other = shell("echo here");
         other.provider = "another".to_owned();
@@ -498,14 +473,14 @@ mod tests {
 
     #[tokio::test]
     async fn surviving_plugin_child_is_killed_without_delay() {
-        let fixture = Fixture::new(PluginLimits::default());
+        let fixture = Fixture::new();
         let output = fixture.run("sleep 1000 & echo $!").await.unwrap();
         wait_until_gone(&output).await;
     }
 
     #[tokio::test]
     async fn plugin_output_flood_is_limited() {
-        let fixture = Fixture::new(PluginLimits::default());
+        let fixture = Fixture::new();
         let error = fixture
             .run("exec head -c 1073741824 /dev/zero")
             .await
@@ -520,7 +495,7 @@ mod tests {
 
     #[tokio::test]
     async fn failed_plugin_error_quotes_redacted_standard_error() {
-        let fixture = Fixture::new(PluginLimits::default());
+        let fixture = Fixture::new();
         let script = "echo hunter2; printf 'cannot \\033[31mread\\nSecret a/b: token: abcdefgh\\n' >&2; exit 4";
         let error = fixture.run(script).await.unwrap_err();
         assert!(
@@ -541,7 +516,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_is_not_there_is_named() {
-        let fixture = Fixture::new(PluginLimits::default());
+        let fixture = Fixture::new();
         let mut command = shell("");
         command.program = "/plugins/nobody".to_owned();
         let error = chain(&fixture.plugins.run(&command).await.unwrap_err());
@@ -551,7 +526,7 @@ mod tests {
 
     #[tokio::test]
     async fn abandoned_plugin_run_is_killed() {
-        let fixture = Fixture::new(PluginLimits::default());
+        let fixture = Fixture::new();
         let pids = tempfile::tempdir().unwrap();
         let file = pids.path().join("pid");
         let command = shell(&format!("echo $$ > {}; sleep 1000", file.display()));
