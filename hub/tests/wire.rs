@@ -34,7 +34,7 @@ use krypton_agent::session::{self, Link, Session};
 use krypton_helm::chart::ChartCache;
 use krypton_hub::agent_server::fleet_service::FleetService;
 use krypton_hub::agent_server::listener;
-use krypton_hub::agent_server::metrics::{MessageLabels, SessionMetrics};
+use krypton_hub::agent_server::metrics::SessionMetrics;
 use krypton_hub::agent_server::session::Sessions;
 use krypton_hub::ca::{Authority, CurrentAuthority};
 use krypton_hub::edgecluster::publisher::{DesiredStatePublisher, MemberInputs, MemberOrder};
@@ -368,10 +368,7 @@ fn hello(protocol: u32, version: &str) -> Hello {
 impl TestHub {
     /// Returns the number of messages of a kind.
     fn count(&self, sender: &'static str, kind: &'static str) -> u64 {
-        let messages = &self.metrics.messages;
-        messages
-            .get_or_create(&MessageLabels { sender, kind })
-            .get()
+        self.metrics.messages(sender, kind).get()
     }
 }
 

@@ -3,28 +3,17 @@
 use std::sync::atomic::Ordering;
 
 use jiff::Timestamp;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-/// Labels of a message.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct MessageLabels {
-    pub sender: &'static str,
-    pub kind: &'static str,
-}
+/// `N` names and values of labels.
+type Labels<const N: usize> = [(&'static str, &'static str); N];
 
 /// All values of `ConnectionRefusal::reason` of the listener.
 const REFUSAL_REASONS: [&str; 5] = ["slow", "handshake", "unauthenticated", "address", "member"];
-
-/// Label of a rejected connection.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RefusedLabels {
-    reason: &'static str,
-}
 
 /// Metrics of the agents' port before a session exists.
 #[derive(Clone, Debug)]
@@ -33,14 +22,14 @@ pub struct PortMetrics {
     pub handshakes: Gauge,
     /// Maximum number of concurrent handshakes since the start.
     pub handshakes_max: Gauge,
-    refused: Family<RefusedLabels, Counter>,
+    refused: Family<Labels<1>, Counter>,
 }
 
 impl Default for PortMetrics {
     fn default() -> Self {
         let refused = Family::default();
         for reason in REFUSAL_REASONS {
-            drop(refused.get_or_create(&RefusedLabels { reason }));
+            drop(refused.get_or_create(&[("reason", reason)]));
         }
         Self {
             handshakes: Gauge::default(),
@@ -60,13 +49,13 @@ impl PortMetrics {
     }
 
     pub(crate) fn count_refused(&self, reason: &'static str) {
-        self.refused.get_or_create(&RefusedLabels { reason }).inc();
+        self.refused.get_or_create(&[("reason", reason)]).inc();
     }
 
     /// Number of connections rejected for this reason.
     #[cfg(test)]
     pub(crate) fn refused_count(&self, reason: &'static str) -> u64 {
-        self.refused.get_or_create(&RefusedLabels { reason }).get()
+        self.refused.get_or_create(&[("reason", reason)]).get()
     }
 }
 
@@ -88,15 +77,15 @@ pub struct SessionMetrics {
     /// How often the hub throttled a session.
     pub throttled: Counter,
     /// Messages of sessions, by sender and kind.
-    pub messages: Family<MessageLabels, Counter>,
+    messages: Family<Labels<2>, Counter>,
     /// Reports on Tenants received from sessions.
     pub reports: Counter,
     /// Seconds from a new desired state until an agent confirms it.
     pub propagation: Histogram,
     /// Expiry times of the hub's own certificates.
-    certificates: Family<[(&'static str, &'static str); 1], Gauge>,
+    certificates: Family<Labels<1>, Gauge>,
     /// Enrollments by outcome.
-    enrollments: Family<[(&'static str, &'static str); 1], Counter>,
+    enrollments: Family<Labels<1>, Counter>,
 }
 
 /// The outcome of an enrollment.
@@ -135,6 +124,12 @@ impl SessionMetrics {
         self.enrollments
             .get_or_create(&[("outcome", outcome.name())])
             .inc();
+    }
+
+    /// The counter of the messages of this kind.
+    pub fn messages(&self, sender: &'static str, kind: &'static str) -> Counter {
+        self.messages
+            .get_or_create_owned(&[("sender", sender), ("kind", kind)])
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {
@@ -211,7 +206,7 @@ impl Default for SessionMetrics {
         let (messages, enrollments) = (Family::default(), Family::default());
         for (sender, kinds) in MESSAGES {
             for kind in kinds {
-                drop(messages.get_or_create(&MessageLabels { sender, kind }));
+                drop(messages.get_or_create(&[("sender", sender), ("kind", *kind)]));
             }
         }
         for outcome in EnrollmentOutcome::ALL {

@@ -6,7 +6,6 @@
 
 mod admission;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,7 +31,7 @@ use tracing::Instrument as _;
 
 pub use self::admission::admit;
 use self::admission::{check_admission, check_cluster, clock_state, expired, untrusted_root};
-use crate::agent_server::metrics::{MessageLabels, SessionMetrics};
+use crate::agent_server::metrics::SessionMetrics;
 use crate::ca::{AgentCertificate, Authority};
 use crate::home_events::{HomeEvents, MemberEvent};
 use crate::leader::Leader;
@@ -307,7 +306,7 @@ impl ActiveSession<'_> {
                         ("resync", Some(FromHub::Resync(v1::Resync { number })))
                     };
                     if let Some(kind) = kind {
-                        self.count("hub", name);
+                        self.sessions.metrics.messages("hub", name).inc();
                         permit.send(Ok(HubMessage { kind: Some(kind) }));
                     }
                 }
@@ -377,13 +376,6 @@ impl ActiveSession<'_> {
         }
     }
 
-    fn count(&self, sender: &'static str, kind: &'static str) {
-        let messages = &self.sessions.metrics.messages;
-        messages
-            .get_or_create(&MessageLabels { sender, kind })
-            .inc();
-    }
-
     /// Processes one message.
     fn process(
         &self,
@@ -392,7 +384,10 @@ impl ActiveSession<'_> {
     ) -> Result<(), Status> {
         let invalid = |problem: WireError| invalid(&problem);
         let members = &self.sessions.members;
-        self.count("agent", kind(&message));
+        self.sessions
+            .metrics
+            .messages("agent", kind(&message))
+            .inc();
         match message.kind {
             Some(FromAgent::Report(report)) => {
                 if report_count(&report) > REPORTS_PER_MESSAGE {
@@ -402,26 +397,14 @@ impl ActiveSession<'_> {
                 }
                 let counter = &self.sessions.metrics.reports;
                 counter.inc_by(report.tenants.len() as u64);
-                let mut tenants = BTreeMap::new();
-                for tenant in report.tenants {
-                    let (key, report) = tenant.read().map_err(invalid)?;
-                    tenants.insert(key, report);
-                }
-                let mut deployments = BTreeMap::new();
-                for deployment in report.deployments {
-                    let (key, report) = deployment.read().map_err(invalid)?;
-                    deployments.insert(key, report);
-                }
-                let mut placed = BTreeMap::new();
-                for placed_tenant in report.placed {
-                    let (key, report) = placed_tenant.read().map_err(invalid)?;
-                    placed.insert(key, report);
-                }
+                let tenants = report.tenants.into_iter().map(|it| it.read());
+                let deployments = report.deployments.into_iter().map(|it| it.read());
+                let placed = report.placed.into_iter().map(|it| it.read());
                 let changes = Changes {
                     member: report.member.map(MemberReport::from),
-                    tenants,
-                    deployments,
-                    placed,
+                    tenants: tenants.collect::<Result<_, _>>().map_err(invalid)?,
+                    deployments: deployments.collect::<Result<_, _>>().map_err(invalid)?,
+                    placed: placed.collect::<Result<_, _>>().map_err(invalid)?,
                 };
                 let is_within_limits = members.report(
                     self.name,
