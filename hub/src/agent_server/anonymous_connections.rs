@@ -118,13 +118,11 @@ fn count(connections: &ConnectionsByNumber, address: IpAddr) -> usize {
 
 /// The oldest connection of an address, preferably without a request.
 fn oldest(connections: &ConnectionsByNumber, address: Option<IpAddr>) -> Option<u64> {
-    let of_address = || {
-        let all = connections.iter();
-        all.filter(move |(_, connection)| Some(connection.address) == address)
-    };
-    let idle = of_address().find(|(_, connection)| !connection.request_received.get());
-    idle.or_else(|| of_address().next())
-        .map(|(number, _)| *number)
+    let of_address = connections
+        .iter()
+        .filter(|(_, connection)| Some(connection.address) == address);
+    let oldest = of_address.min_by_key(|(_, connection)| connection.request_received.get());
+    oldest.map(|(number, _)| *number)
 }
 
 fn most_crowded_address(connections: &ConnectionsByNumber) -> Option<IpAddr> {

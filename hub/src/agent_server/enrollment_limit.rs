@@ -14,12 +14,14 @@ use super::connection_limiter::address_key;
 
 /// Many agents may share an address or a load balancer. Only rejected attempts count in the end.
 const ADDRESS_LIMIT: AttemptLimit = AttemptLimit {
+    caller: "this address",
     burst: 32,
     every: Duration::from_secs(2),
 };
 /// The owner of a token is rejected only a few times. An attacker with the public part of a token delays its
 /// owner by seconds only.
 const TOKEN_LIMIT: AttemptLimit = AttemptLimit {
+    caller: "this join token",
     burst: 8,
     every: Duration::from_secs(5),
 };
@@ -29,6 +31,8 @@ const MAX_ENTRIES: usize = 4096;
 /// The number of immediate attempts, and the time until one more is allowed.
 #[derive(Clone, Copy, Debug)]
 struct AttemptLimit {
+    /// Whose attempts are counted together, for messages.
+    caller: &'static str,
     burst: u32,
     every: Duration,
 }
@@ -77,21 +81,7 @@ impl EnrollmentLimiter {
             .restored_at
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let (address, token) = keys(address, token);
-        // A throttled address must not use up the attempts of a token.
-        if let Some(address) = &address {
-            take(&mut restored_at, address, now).map_err(|wait| LimitExceeded {
-                caller: "this address",
-                wait,
-            })?;
-        }
-        if let Some(token) = &token {
-            take(&mut restored_at, token, now).map_err(|wait| LimitExceeded {
-                caller: "this join token",
-                wait,
-            })?;
-        }
-        Ok(())
+        keys(address, token).try_for_each(|key| take(&mut restored_at, key, now))
     }
 
     /// Returns the attempt: it succeeded, or failed because of the hub.
@@ -100,8 +90,7 @@ impl EnrollmentLimiter {
             .restored_at
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let (address, token) = keys(address, token);
-        for key in [address, token].into_iter().flatten() {
+        for key in keys(address, token) {
             let every = key.limit().every;
             if let Some(time) = restored_at.get_mut(&key) {
                 *time = BootTime(time.0.saturating_sub(every));
@@ -110,25 +99,31 @@ impl EnrollmentLimiter {
     }
 }
 
-fn keys(address: Option<IpAddr>, token: Option<&str>) -> (Option<LimitKey>, Option<LimitKey>) {
+/// The address comes first: a throttled one must not use up the attempts of a token.
+fn keys(address: Option<IpAddr>, token: Option<&str>) -> impl Iterator<Item = LimitKey> {
+    let address = address.map(address_key).map(LimitKey::Address);
     let token = token.map(|name| LimitKey::Token(name.to_owned()));
-    (address.map(address_key).map(LimitKey::Address), token)
+    address.into_iter().chain(token)
 }
 
-/// Counts an attempt, or returns the time until one is allowed.
+/// Counts an attempt, unless it exceeds the limit.
 fn take(
     restored_at: &mut HashMap<LimitKey, BootTime>,
-    key: &LimitKey,
+    key: LimitKey,
     now: BootTime,
-) -> Result<(), Duration> {
-    let AttemptLimit { burst, every } = key.limit();
-    let current = restored_at.get(key).copied().unwrap_or_default().max(now);
+) -> Result<(), LimitExceeded> {
+    let AttemptLimit {
+        caller,
+        burst,
+        every,
+    } = key.limit();
+    let current = restored_at.get(&key).copied().unwrap_or_default().max(now);
     let next = BootTime(current.0 + every);
     let wait = next.since(now).saturating_sub(every * burst);
     if !wait.is_zero() {
-        return Err(wait);
+        return Err(LimitExceeded { caller, wait });
     }
-    if !restored_at.contains_key(key) && restored_at.len() >= MAX_ENTRIES {
+    if !restored_at.contains_key(&key) && restored_at.len() >= MAX_ENTRIES {
         restored_at.retain(|_, time| *time > now);
         // Evict the entry with the fewest used attempts, which loses least.
         let least_used = restored_at.iter().min_by_key(|(_, time)| **time);
@@ -138,7 +133,7 @@ fn take(
             restored_at.remove(&least_used);
         }
     }
-    restored_at.insert(key.clone(), next);
+    restored_at.insert(key, next);
     Ok(())
 }
 
@@ -209,7 +204,7 @@ mod tests {
             .unwrap_err();
         let mapped = |last| Some(IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0xc000, last]));
         limiter.begin(mapped(0x201), None, at(0)).unwrap();
-        assert_eq!(keys(mapped(0x201), None), keys(address(1), None));
+        assert!(keys(mapped(0x201), None).eq(keys(address(1), None)));
     }
 
     proptest! {

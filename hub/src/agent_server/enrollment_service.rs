@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 use zeroize::Zeroize as _;
 
-use crate::agent_server::join_token::{self, TokenDecision, TokenRefusal};
+use crate::agent_server::join_token::{self, TokenRefusal, TokenUse};
 use crate::agent_server::listener::Peer;
 use crate::ca::{
     AgentCertificate, AuthorityError, CurrentAuthority, REQUEST_MAX_BYTES, public_key_digest,
@@ -115,11 +115,7 @@ impl EnrollmentService {
             .await
             .map_err(EnrollmentError::Token)?;
         attempt.member = presented.record().map(|record| record.cluster.clone());
-        let again = match presented.check(now, caller) {
-            TokenDecision::Use => false,
-            TokenDecision::Again => true,
-            TokenDecision::Refuse(refusal) => return Err(refusal.into()),
-        };
+        let again = presented.check(now, caller)? == TokenUse::Again;
         let record = presented.record().cloned().ok_or(TokenRefusal::Unknown)?;
         let cluster = record.cluster.clone();
         if !is_member_name(&cluster) || cluster == SELF_CLUSTER {

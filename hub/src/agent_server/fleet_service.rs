@@ -77,10 +77,18 @@ impl FleetService {
         self
     }
 
-    fn admit(&self, certificate: &AgentCertificate) -> Result<Arc<Member>, Status> {
-        let member = admit(&self.sessions.members, certificate, &self.authority.get())?;
-        self.sessions.check_key(&member, certificate)?;
-        Ok(member)
+    /// Returns the member that may make this call now, and its certificate.
+    fn admit<T>(
+        &self,
+        request: &Request<T>,
+        kind: RequestKind,
+    ) -> Result<(Arc<Member>, AgentCertificate), Status> {
+        self.sessions.leader.ensure_serving()?;
+        let certificate = caller(request)?;
+        let member = admit(&self.sessions.members, &certificate, &self.authority.get())?;
+        self.sessions.check_key(&member, &certificate)?;
+        check_rate(&member, kind)?;
+        Ok((member, certificate))
     }
 
     /// Runs before the certificate leaves: the hub refuses keys that it has not recorded.
@@ -163,10 +171,7 @@ impl Fleet for FleetService {
         &self,
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
-        self.sessions.leader.ensure_serving()?;
-        let certificate = caller(&request)?;
-        let member = self.admit(&certificate)?;
-        check_rate(&member, RequestKind::Session)?;
+        let (member, certificate) = self.admit(&request, RequestKind::Session)?;
         let messages = self.sessions.start(
             member,
             certificate,
@@ -180,10 +185,7 @@ impl Fleet for FleetService {
         &self,
         request: Request<v1::RenewRequest>,
     ) -> Result<Response<v1::RenewResponse>, Status> {
-        self.sessions.leader.ensure_serving()?;
-        let certificate = caller(&request)?;
-        let member = self.admit(&certificate)?;
-        check_rate(&member, RequestKind::Renewal)?;
+        let (member, certificate) = self.admit(&request, RequestKind::Renewal)?;
         let certificate_request = request.into_inner().certificate_request;
         let authority = self.authority.get();
         let certificates = authority
@@ -208,10 +210,7 @@ impl Fleet for FleetService {
         &self,
         request: Request<v1::FetchChartRequest>,
     ) -> Result<Response<Self::FetchChartStream>, Status> {
-        self.sessions.leader.ensure_serving()?;
-        let certificate = caller(&request)?;
-        let member = self.admit(&certificate)?;
-        check_rate(&member, RequestKind::Chart)?;
+        let (member, _) = self.admit(&request, RequestKind::Chart)?;
         let request = request.into_inner();
         // The hub fetches only charts from the member's desired state, so agents cannot use it to reach other
         // addresses.

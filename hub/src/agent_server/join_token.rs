@@ -34,14 +34,13 @@ pub enum TokenError {
     TooManyConflicts { namespace: String, name: String },
 }
 
-/// Decision on a presented token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TokenDecision {
+/// How a key uses a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenUse {
     /// The token is unused; this key uses it from now on.
-    Use,
+    First,
     /// This key has used the token before.
     Again,
-    Refuse(TokenRefusal),
 }
 
 /// Why a token is rejected. Only a caller with the right secret gets a reason other than `Unknown`.
@@ -93,29 +92,26 @@ pub fn check(
     secret: &str,
     now: Timestamp,
     caller: Caller<'_>,
-) -> TokenDecision {
+) -> Result<TokenUse, TokenRefusal> {
     let expected = record.map_or(NO_DIGEST, |record| &record.secret_sha256);
     let digest = sha256_hex(secret.as_bytes());
     let comparison =
         aws_lc_rs::constant_time::verify_slices_are_equal(expected.as_bytes(), digest.as_bytes());
-    let record = match (record, comparison) {
-        (Some(record), Ok(())) => record,
-        _ => return TokenDecision::Refuse(TokenRefusal::Unknown),
+    let (Some(record), Ok(())) = (record, comparison) else {
+        return Err(TokenRefusal::Unknown);
     };
     let cluster = record.cluster.clone();
     if record.expires <= now {
         let expires = record.expires;
-        return TokenDecision::Refuse(TokenRefusal::Expired { cluster, expires });
+        return Err(TokenRefusal::Expired { cluster, expires });
     }
     match (&record.used_by, &record.cluster_uid) {
-        (None, _) => TokenDecision::Use,
-        (Some(key), _) if key != caller.key => {
-            TokenDecision::Refuse(TokenRefusal::Used { cluster })
-        }
+        (None, _) => Ok(TokenUse::First),
+        (Some(key), _) if key != caller.key => Err(TokenRefusal::Used { cluster }),
         (Some(_), Some(recorded)) if recorded != caller.cluster_uid => {
-            TokenDecision::Refuse(TokenRefusal::OtherCluster { cluster })
+            Err(TokenRefusal::OtherCluster { cluster })
         }
-        (Some(_), _) => TokenDecision::Again,
+        (Some(_), _) => Ok(TokenUse::Again),
     }
 }
 
@@ -140,7 +136,7 @@ impl PresentedToken {
         self.object.as_ref().map(|(_, record)| record)
     }
 
-    pub fn check(&self, now: Timestamp, caller: Caller<'_>) -> TokenDecision {
+    pub fn check(&self, now: Timestamp, caller: Caller<'_>) -> Result<TokenUse, TokenRefusal> {
         check(self.record(), &self.secret, now, caller)
     }
 }
@@ -178,9 +174,9 @@ pub async fn redeem(
     for _ in 0..TRIES {
         let record = object.as_ref().map(|(_, record)| record);
         match check(record, &secret, now, caller) {
-            TokenDecision::Use => {}
-            TokenDecision::Refuse(refusal) => return Ok(Err(refusal)),
-            TokenDecision::Again => return Ok(Ok(())),
+            Ok(TokenUse::First) => {}
+            Ok(TokenUse::Again) => return Ok(Ok(())),
+            Err(refusal) => return Ok(Err(refusal)),
         }
         let Some((mut used, _)) = object else {
             return Ok(Err(TokenRefusal::Unknown));
@@ -347,12 +343,9 @@ mod tests {
     #[test]
     fn a_token_is_good_for_one_key_only() {
         let check = |used_by, key| check(Some(&record(used_by)), SECRET, at(999), caller(key));
-        assert_eq!(check(None, "a"), TokenDecision::Use);
-        assert_eq!(check(Some("a"), "a"), TokenDecision::Again);
-        let TokenDecision::Refuse(refusal) = check(Some("a"), "b") else {
-            panic!("another key got in");
-        };
-        let message = refusal.to_string();
+        assert_eq!(check(None, "a"), Ok(TokenUse::First));
+        assert_eq!(check(Some("a"), "a"), Ok(TokenUse::Again));
+        let message = check(Some("a"), "b").unwrap_err().to_string();
         assert!(
             message.contains("edge-1 was used already by another key"),
             "{message}"
@@ -369,19 +362,16 @@ mod tests {
             check(Some(record), SECRET, at(999), caller)
         };
         let mut used = record(Some("a"));
-        assert_eq!(check(&used, "here"), TokenDecision::Again);
-        let TokenDecision::Refuse(refusal) = check(&used, "there") else {
-            panic!("another cluster got in");
-        };
-        let message = refusal.to_string();
+        assert_eq!(check(&used, "here"), Ok(TokenUse::Again));
+        let message = check(&used, "there").unwrap_err().to_string();
         for word in ["edge-1", "kubectl krypton join"] {
             assert!(message.contains(word), "{message}");
         }
         assert!(!message.contains("UID"), "{message}");
-        assert_eq!(check(&record(None), "there"), TokenDecision::Use);
+        assert_eq!(check(&record(None), "there"), Ok(TokenUse::First));
         // An older hub does not record the cluster.
         used.cluster_uid = None;
-        assert_eq!(check(&used, "there"), TokenDecision::Again);
+        assert_eq!(check(&used, "there"), Ok(TokenUse::Again));
     }
 
     #[test]
@@ -447,13 +437,9 @@ mod tests {
         for used_by in [None, Some("a"), Some("b")] {
             let record = record(used_by);
             for late in [1000, 1001] {
-                let TokenDecision::Refuse(refusal) =
-                    check(Some(&record), SECRET, at(late), caller("a"))
-                else {
-                    panic!("{used_by:?} at {late}");
-                };
+                let refused = check(Some(&record), SECRET, at(late), caller("a"));
                 assert_eq!(
-                    refusal.to_string(),
+                    refused.unwrap_err().to_string(),
                     "the join token of cluster edge-1 expired at 1970-01-01T00:16:40Z; run 'kubectl krypton join edge-1' again"
                 );
             }
@@ -462,7 +448,7 @@ mod tests {
 
     #[test]
     fn wrong_secret_reveals_nothing_about_token() {
-        let unknown = TokenDecision::Refuse(TokenRefusal::Unknown);
+        let unknown = Err(TokenRefusal::Unknown);
         let mut truncated = SECRET.to_owned();
         truncated.pop();
         for used_by in [None, Some("a")] {
