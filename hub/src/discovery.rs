@@ -91,6 +91,15 @@ impl Origin {
         })
     }
 
+    /// The origin of a file, or of a context in it.
+    fn file(name: impl Into<String>) -> Self {
+        Self {
+            kind: SourceKind::File,
+            namespace: None,
+            name: name.into(),
+        }
+    }
+
     /// Whether the object has this kind and namespace. `None` matches every namespace.
     fn is_in(&self, kind: SourceKind, namespace: Option<&String>) -> bool {
         self.kind == kind && (namespace.is_none() || namespace == self.namespace.as_ref())
@@ -219,14 +228,7 @@ impl Listing {
     fn unread_file(&self, context: &Origin) -> Option<&Unresolved> {
         let sources = self.sources.as_ref()?;
         let mut files = kubeconfig_files::files_of_context(&context.name);
-        files.find_map(|path| {
-            let file = Origin {
-                kind: SourceKind::File,
-                namespace: None,
-                name: path.to_owned(),
-            };
-            sources.get(&file)?.access.as_ref().err()
-        })
+        files.find_map(|path| sources.get(&Origin::file(path))?.access.as_ref().err())
     }
 }
 

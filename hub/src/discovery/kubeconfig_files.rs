@@ -345,14 +345,9 @@ fn context_names(file: &str, member: &str, context: &str) -> (String, String) {
 }
 
 fn source(origin: String, member: String, access: Result<SanitizedKubeconfig, String>) -> Source {
-    let origin = Origin {
-        kind: SourceKind::File,
-        namespace: None,
-        name: origin,
-    };
     Source {
         access: access.map(Arc::new).map_err(invalid),
-        ..Source::unread(origin, member, String::new())
+        ..Source::unread(Origin::file(origin), member, String::new())
     }
 }
 

@@ -34,6 +34,15 @@ pub struct SecretName {
 }
 
 impl SecretName {
+    /// Returns `None` if the object is no Secret.
+    fn from_origin(origin: &Origin) -> Option<Self> {
+        let namespace = origin.namespace.clone();
+        Some(Self {
+            namespace: namespace.filter(|_| origin.kind == SourceKind::Secret)?,
+            name: origin.name.clone(),
+        })
+    }
+
     pub fn origin(&self) -> Origin {
         Origin {
             kind: SourceKind::Secret,
@@ -117,21 +126,9 @@ impl Provider for NamedSecrets {
     }
 
     fn covers(&self, origin: &Origin) -> bool {
-        let Some(namespace) = origin
-            .namespace
-            .clone()
-            .filter(|_| origin.kind == SourceKind::Secret)
-        else {
-            return false;
-        };
-        let name = SecretName {
-            namespace,
-            name: origin.name.clone(),
-        };
         let references = self.references.get();
-        references
-            .as_ref()
-            .is_none_or(|references| references.contains_key(&name))
+        SecretName::from_origin(origin)
+            .is_some_and(|name| references.is_none_or(|references| references.contains_key(&name)))
     }
 
     /// Creating or deleting a KryptonDeployment does not request the member again.
@@ -205,11 +202,8 @@ impl ProviderState for SecretWatches {
     }
 
     async fn reread(&mut self, origin: &Origin) {
-        let name = SecretName {
-            namespace: origin.namespace.clone().unwrap_or_default(),
-            name: origin.name.clone(),
-        };
-        if self.watched.contains_key(&name)
+        if let Some(name) = SecretName::from_origin(origin)
+            && self.watched.contains_key(&name)
             && let Some(secret) =
                 kubeconfig_secret::reread(&self.provider.client, origin, &name.name).await
         {

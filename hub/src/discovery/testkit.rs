@@ -31,23 +31,11 @@ pub(super) fn origin(namespace: &str, name: &str) -> Origin {
     }
 }
 
-/// Returns the origin of a file, or of a context in it.
-pub(super) fn file_origin(name: &str) -> Origin {
-    Origin {
-        kind: SourceKind::File,
-        namespace: None,
-        name: name.to_owned(),
-    }
-}
-
 /// Returns a source without a usable kubeconfig, whose annotation sets the member name.
 pub(super) fn source(origin: Origin, member: &str) -> Source {
     Source {
         is_renamed: true,
-        access: Err(Unresolved {
-            reason: reason::KUBECONFIG_INVALID,
-            message: String::new(),
-        }),
+        access: Err(Unresolved::new(reason::KUBECONFIG_INVALID, String::new())),
         ..Source::unread(origin, member.to_owned(), String::new())
     }
 }

@@ -17,6 +17,8 @@ enum Behaviour {
     NeverLists,
     /// Publishes this many different states of its member.
     Floods(u32),
+    /// Finds objects by a reference.
+    FollowsReferences,
 }
 
 /// A fake provider of one namespace with one member.
@@ -46,6 +48,10 @@ impl Provider for FakeProvider {
         origin.namespace.as_deref() == Some(self.namespace)
     }
 
+    fn finds_unreferenced(&self) -> bool {
+        !matches!(self.behaviour, Behaviour::FollowsReferences)
+    }
+
     fn follow(self: Arc<Self>, handle: ProviderHandle) -> BoxFuture<'static, ()> {
         async move {
             if matches!(self.behaviour, Behaviour::NeverLists) {
@@ -64,7 +70,7 @@ impl Provider for FakeProvider {
                     }
                     handle.publish(Some(one_source(self.namespace, "last")), None);
                 }
-                Behaviour::Good | Behaviour::NeverLists => {}
+                Behaviour::Good | Behaviour::NeverLists | Behaviour::FollowsReferences => {}
             }
             // Lists a source with a rejected credential again.
             loop {
@@ -211,34 +217,13 @@ async fn hub_shutdown_removes_no_source() {
     assert!(uid(&sources.get(), "good").is_some());
 }
 
-/// Finds objects by a reference.
-struct ReferencingProvider;
-
-impl Provider for ReferencingProvider {
-    fn describe(&self) -> String {
-        "by name".to_owned()
-    }
-
-    fn covers(&self, _: &Origin) -> bool {
-        true
-    }
-
-    fn finds_unreferenced(&self) -> bool {
-        false
-    }
-
-    fn follow(self: Arc<Self>, _: ProviderHandle) -> BoxFuture<'static, ()> {
-        async {}.boxed()
-    }
-}
-
 /// Counts the departures of one Secret after each step. Each step gives the listings of both providers, by
 /// label and by name.
 fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
-    let labelled: Arc<dyn Provider> = fake("a", Behaviour::Good);
-    let providers = [labelled, Arc::new(ReferencingProvider) as Arc<dyn Provider>];
-    let new = |provider| RunningProvider::new(provider, Listing::default());
-    let mut sources = Sources(providers.map(new).into());
+    let behaviours = [Behaviour::Good, Behaviour::FollowsReferences];
+    let running =
+        behaviours.map(|behaviour| RunningProvider::new(fake("a", behaviour), Listing::default()));
+    let mut sources = Sources(running.into());
     let mut counts = Vec::new();
     for (by_label, by_name) in steps {
         for (running, uid) in sources.0.iter_mut().zip([by_label, by_name]) {
@@ -246,10 +231,7 @@ fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
                 let mut all = one_source("a", uid);
                 if uid.is_empty() {
                     let source = Arc::make_mut(all.get_mut(&origin("a")).unwrap());
-                    source.access = Err(Unresolved {
-                        reason: krypton_types::conditions::reason::STARTING,
-                        message: String::new(),
-                    });
+                    source.access = Err(Unresolved::new(reason::STARTING, String::new()));
                 }
                 all
             });

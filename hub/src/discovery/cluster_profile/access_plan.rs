@@ -10,7 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::super::Unresolved;
 use super::profile::Profile;
-use super::provider_file::{AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, ProviderFile};
+use super::provider_file::{
+    AccessProvider, ApiVersion, ArgsPolicy, EnvsPolicy, ProviderFile, join_names,
+};
 
 /// Reserved by the client authentication API. The program receives it as `spec.cluster.config`.
 const CONFIG_EXTENSION: &str = "client.authentication.k8s.io/exec";
@@ -84,14 +86,9 @@ pub(super) fn plan(
         .iter()
         .find_map(|provider| Some((provider, clusters.get(&provider.name)?)));
     let Some((provider, cluster)) = chosen else {
-        let names: Vec<&str> = clusters.keys().map(String::as_str).collect();
-        let names = if names.is_empty() {
-            "none".to_owned()
-        } else {
-            names.join(", ")
-        };
         let message = format!(
-            "{origin}: none of its access providers ({names}) is in the hub's provider file ({}); add one there",
+            "{origin}: none of its access providers ({}) is in the hub's provider file ({}); add one there",
+            join_names(clusters.keys()),
             file.names()
         );
         return Err(Unresolved::new(reason::MULTICLUSTER_DISABLED, message));
@@ -121,10 +118,7 @@ fn build_plan(
             ARGS_EXTENSION,
         )?)?);
     }
-    let mut env = BTreeMap::new();
-    for (name, value) in &exec.env {
-        env.insert(name.clone(), value.clone());
-    }
+    let mut env: BTreeMap<String, String> = exec.env.iter().cloned().collect();
     if provider.envs != EnvsPolicy::Ignore {
         for (name, value) in additional_envs(extension(extensions.as_ref(), ENVS_EXTENSION)?)? {
             if provider.envs == EnvsPolicy::Replace || !env.contains_key(&name) {
@@ -342,39 +336,30 @@ mod tests {
     }
 
     #[test]
-    fn unready_profile_is_reported_with_missing_condition() {
-        let profile = Profile::read(&profile::object("edge-1", Value::Null)).unwrap();
-        let problem = plan_with(&profile, provider("a")).unwrap_err();
-        assert_eq!(problem.reason, "ClusterProfileNotReady");
-        for part in ["ClusterProfile fleet/edge-1", "ControlPlaneHealthy"] {
-            assert!(problem.message.contains(part), "{problem:?}");
+    fn missing_access_is_reported_with_its_cause() {
+        let unready = Profile::read(&profile::object("edge-1", Value::Null)).unwrap();
+        let ready = ready_profile(json!({"server": "https://a"}));
+        let no_access = profile_with_access("edge-1", json!([]));
+        let (of_b, empty) = (file(vec![provider("b")]), file(vec![]));
+        let flag = "--clusterprofile-provider-file";
+        for (profile, file, reason, cause) in [
+            (
+                &unready,
+                Some(&of_b),
+                "ClusterProfileNotReady",
+                "ControlPlaneHealthy",
+            ),
+            (&ready, None, "AccessProviderNotConfigured", flag),
+            (&ready, Some(&of_b), "MulticlusterDisabled", "(a)"),
+            (&ready, Some(&of_b), "MulticlusterDisabled", "(b)"),
+            (&no_access, Some(&empty), "MulticlusterDisabled", "(none)"),
+        ] {
+            let problem = plan(profile, file, &Policy::default()).unwrap_err();
+            assert_eq!(problem.reason, reason);
+            for part in ["ClusterProfile fleet/edge-1", cause] {
+                assert!(problem.message.contains(part), "{problem:?}");
+            }
         }
-    }
-
-    #[test]
-    fn missing_provider_file_is_not_configured() {
-        let profile = ready_profile(json!({"server": "https://a"}));
-        let problem = plan(&profile, None, &Policy::default()).unwrap_err();
-        assert_eq!(problem.reason, "AccessProviderNotConfigured");
-        for part in ["--clusterprofile-provider-file", "fleet/edge-1"] {
-            assert!(problem.message.contains(part), "{problem:?}");
-        }
-    }
-
-    #[test]
-    fn missing_common_access_provider_names_both_sides() {
-        let profile = ready_profile(json!({"server": "https://a"}));
-        let problem = plan_with(&profile, provider("b")).unwrap_err();
-        assert_eq!(problem.reason, "MulticlusterDisabled");
-        for part in ["fleet/edge-1", "(a)", "(b)"] {
-            assert!(problem.message.contains(part), "{problem:?}");
-        }
-        let problem = plan(
-            &profile_with_access("edge-1", json!([])),
-            Some(&file(vec![])),
-            &Policy::default(),
-        );
-        assert!(problem.unwrap_err().message.contains("(none)"));
     }
 
     #[test]

@@ -107,12 +107,16 @@ impl ProviderFile {
 
     /// Names of the providers, for messages.
     pub fn names(&self) -> String {
-        let names: Vec<&str> = self.providers.iter().map(|p| p.name.as_str()).collect();
-        if names.is_empty() {
-            "none".to_owned()
-        } else {
-            names.join(", ")
-        }
+        join_names(self.providers.iter().map(|provider| &provider.name))
+    }
+}
+
+/// Joins names for messages.
+pub(super) fn join_names<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    match names.is_empty() {
+        true => "none".to_owned(),
+        false => names.join(", "),
     }
 }
 

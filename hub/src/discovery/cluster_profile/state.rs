@@ -337,6 +337,7 @@ mod tests {
     use super::super::profile;
     use super::super::provider_file::ApiVersion;
     use super::*;
+    use crate::discovery::object_and_secret::tests::kubeconfig;
 
     fn plan(arg: &str, server: &str) -> Plan {
         Plan {
@@ -354,14 +355,9 @@ mod tests {
 
     fn access(plan: Plan, token: &str, lifetime: CredentialLifetime) -> WorkingAccess {
         let server = plan.cluster["server"].as_str().unwrap().to_owned();
-        let document = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "a",
-            "clusters": [{"name": "a", "cluster": {"server": "https://example.org"}}],
-            "users": [{"name": "a", "user": {"token": token}}],
-            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-        });
+        let document = kubeconfig("https://example.org");
         let policy = kubeconfig::Policy::default();
-        let mut access = kubeconfig::parse(document.to_string().as_bytes(), &policy).unwrap();
+        let mut access = kubeconfig::parse(document.as_bytes(), &policy).unwrap();
         access.digest = format!("{server} {:?}", plan.command.args);
         access.server = server;
         WorkingAccess {
@@ -396,10 +392,17 @@ mod tests {
     /// A profile that ran at 100 s, with this outcome.
     fn state_after_run(lifetime: CredentialLifetime) -> ProfileState {
         let mut state = new_state();
-        state.run_started(at(100));
-        let first = plan("x", "a");
-        state.run_finished(Ok(access(first, "t", lifetime)), at(100), 0.5);
+        finish_run(&mut state, access(plan("x", "a"), "t", lifetime), 100);
         state
+    }
+
+    fn finish_run(state: &mut ProfileState, access: WorkingAccess, seconds: u64) {
+        state.run_started(at(seconds));
+        state.run_finished(Ok(access), at(seconds), 1.0);
+    }
+
+    fn unresolved(reason: &'static str) -> Result<Plan, Unresolved> {
+        Err(Unresolved::new(reason, String::new()))
     }
 
     fn fail_run(state: &mut ProfileState, seconds: u64) {
@@ -541,12 +544,8 @@ mod tests {
         assert_eq!(state.next_expiry(at(181)), Some(at(200)));
         assert_eq!(reasons(&mut state, 200), ("AccessProviderFailed", ""));
         assert_eq!(state.next_expiry(at(200)), None);
-        state.run_started(at(210));
-        state.run_finished(
-            Ok(access(plan("x", "a"), "u", lifetime_of(400, 380))),
-            at(210),
-            0.0,
-        );
+        let renewed = access(plan("x", "a"), "u", lifetime_of(400, 380));
+        finish_run(&mut state, renewed, 210);
         assert_eq!(reasons(&mut state, 210), ("ok", ""));
     }
 
@@ -558,24 +557,14 @@ mod tests {
         fail_run(&mut state, 110);
         assert_eq!(state.access(at(110)).0.unwrap().server, "a");
         assert_eq!(reasons(&mut state, 110), ("ok", "RemoteClusterStale"));
-        state.run_started(at(120));
-        state.run_finished(
-            Ok(access(plan("y", "b"), "t", CredentialLifetime::default())),
-            at(120),
-            0.0,
-        );
+        let changed = access(plan("y", "b"), "t", CredentialLifetime::default());
+        finish_run(&mut state, changed, 120);
         assert_eq!(state.access(at(120)).0.unwrap().server, "b");
         assert_eq!(reasons(&mut state, 120), ("ok", ""));
     }
 
     #[test]
     fn stale_access_survives_provider_removal_not_unready_profile() {
-        let unresolved = |reason| {
-            Err(Unresolved {
-                reason,
-                message: "m".to_owned(),
-            })
-        };
         let mut state = state_after_run(CredentialLifetime::default());
         for problem in [reason::ACCESS_FAILED, reason::MULTICLUSTER_DISABLED] {
             state.set_plan(unresolved(problem));
@@ -592,10 +581,7 @@ mod tests {
     #[test]
     fn profile_stays_unready_until_first_credential() {
         let mut state = new_state();
-        state.set_plan(Err(Unresolved {
-            reason: reason::PROFILE_NOT_READY,
-            message: String::new(),
-        }));
+        state.set_plan(unresolved(reason::PROFILE_NOT_READY));
         assert_eq!(reasons(&mut state, 1).0, "ClusterProfileNotReady");
         state.set_plan(Ok(plan("x", "a")));
         state.run_started(at(2));
@@ -607,9 +593,8 @@ mod tests {
         let mut state = state_after_run(CredentialLifetime::default());
         let renew = |state: &mut ProfileState, token: &str, seconds| {
             state.credential_rejected(at(seconds));
-            state.run_started(at(seconds));
             let access = access(plan("x", "a"), token, CredentialLifetime::default());
-            state.run_finished(Ok(access), at(seconds), 1.0);
+            finish_run(state, access, seconds);
             state.credential_rejected(at(seconds));
         };
         // Runs that return the same credential back off.
@@ -623,10 +608,7 @@ mod tests {
         renew(&mut state, "u", 150);
         state.credential_rejected(at(219));
         assert_eq!(state.due(at(219)), DueWork::Nothing);
-        state.set_plan(Err(Unresolved {
-            reason: reason::ACCESS_FAILED,
-            message: String::new(),
-        }));
+        state.set_plan(unresolved(reason::ACCESS_FAILED));
         assert_eq!(reasons(&mut state, 219), ("ok", "RemoteClusterStale"));
         state.set_plan(Ok(plan("x", "a")));
         state.credential_rejected(at(220));

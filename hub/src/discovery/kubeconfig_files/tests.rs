@@ -2,7 +2,6 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::*;
 use crate::discovery::object_and_secret::tests::kubeconfig;
-use crate::discovery::testkit::file_origin;
 
 /// A directory, and the result of its last poll.
 struct Directory {
@@ -207,7 +206,7 @@ fn path_covers_itself_and_direct_children() {
         ("/mounted/here/deep+er/a.yaml", false),
         ("/mounted/hereafter", false),
     ] {
-        assert_eq!(files.covers(&file_origin(name)), is_covered, "{name}");
+        assert_eq!(files.covers(&Origin::file(name)), is_covered, "{name}");
     }
 }
 

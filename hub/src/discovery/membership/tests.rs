@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::discovery::object_and_secret::tests::kubeconfig;
-use crate::discovery::testkit::{self, FixedProvider, file_origin, listing, origin};
+use crate::discovery::testkit::{self, FixedProvider, listing, origin};
 use crate::discovery::{Listing, MemberPrefixes};
 
 fn source(origin: Origin, member: &str, since: Option<i64>) -> Source {
@@ -265,9 +265,9 @@ fn prefix_resolves_conflict_and_keeps_bound_names() {
 
 #[test]
 fn context_of_unreadable_file_is_not_gone() {
-    let bindings = bound("edge", &file_origin("/d/a+b.yaml+arn:c/d"));
+    let bindings = bound("edge", &Origin::file("/d/a+b.yaml+arn:c/d"));
     let decide_with = |file: &str, is_readable: bool| {
-        let mut source = source(file_origin(file), "other", None);
+        let mut source = source(Origin::file(file), "other", None);
         if is_readable {
             let text = kubeconfig("https://a:6443");
             let access = kubeconfig::parse(text.as_bytes(), &Policy::default());

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::discovery::testkit::{FixedProvider, file_origin, listing, origin, source};
+use crate::discovery::testkit::{FixedProvider, listing, origin, source};
 use crate::discovery::{Listing, MemberPrefixes, Source, SourceKind};
 
 fn running(sources: Option<&[(&str, &str, &str)]>) -> RunningProvider {
@@ -138,9 +138,9 @@ fn dismissed_member_stays_away_when_prefix_changes() {
 
 #[test]
 fn unreadable_file_keeps_its_contexts_dismissed() {
-    let register = dismissed_entry("edge", &file_origin("/d/a.yaml+b"));
+    let register = dismissed_entry("edge", &Origin::file("/d/a.yaml+b"));
     for (file, remaining) in [("/d/a.yaml", 1), ("/d/b.yaml", 0)] {
-        let sources = listing([source(file_origin(file), "other")]);
+        let sources = listing([source(Origin::file(file), "other")]);
         let running = RunningProvider::new(Arc::new(FixedProvider(None)), sources);
         let next = register.next(&[&running], &BTreeSet::new(), &bound(&[]));
         assert_eq!(next.entries.len(), remaining, "{file}");
