@@ -141,7 +141,7 @@ pub struct Settings {
     #[arg(long, value_name = "CONTEXT")]
     watch_context: Option<String>,
     /// Secret on the hub's own cluster that contains the kubeconfig of the home cluster
-    #[arg(long, value_name = "NAME", value_parser = parsers::home_secret)]
+    #[arg(long, value_name = "NAME", value_parser = parsers::object_name("the name of a Secret", "write only the name, and the namespace as --watch-kubeconfig-secret-namespace"))]
     watch_kubeconfig_secret: Option<String>,
     /// Namespace of that Secret [default: the value of --namespace]
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace)]
@@ -211,7 +211,7 @@ pub struct Settings {
     #[arg(long, help_heading = "Tenants")]
     no_cross_namespace_refs: bool,
     /// Service account in the object's namespace that Helm acts as, if the object names none. Krypton needs the right to impersonate it on each cluster
-    #[arg(long, value_name = "NAME", value_parser = parsers::account_name, help_heading = "Tenants")]
+    #[arg(long, value_name = "NAME", value_parser = parsers::object_name("the name of a service account", "write only the name; the account is in each Tenant's own namespace"), help_heading = "Tenants")]
     default_service_account: Option<String>,
 
     #[command(flatten)]
@@ -380,7 +380,7 @@ pub struct ChartSettings {
     #[arg(long = "chart-install-crds", default_value = "true")]
     pub install_crds: bool,
     /// Secret in the hub's namespace with the credentials of the repository: username and password, token, tls.crt and tls.key, ca.crt, .dockerconfigjson. Only the hub has them, so agents get such charts from the hub
-    #[arg(long = "chart-credentials-secret", value_name = "NAME", value_parser = parsers::chart_secret)]
+    #[arg(long = "chart-credentials-secret", value_name = "NAME", value_parser = parsers::object_name("the name of a Secret", "write only the name; the Secret is in the hub's namespace"))]
     pub credentials_secret: Option<String>,
     /// File with public keys as 'gpg --export' writes it. One of them must have signed the chart. Helm verifies the chart's provenance file, and members accept only that content
     #[arg(long = "chart-keyring", value_name = "PATH")]

@@ -80,7 +80,10 @@ impl EnrollmentAudit {
         accepted: &AcceptedEnrollment,
     ) {
         self.metrics.count_enrollment(EnrollmentOutcome::Admitted);
-        let suffix = if accepted.again { " again" } else { "" };
+        let (suffix, action) = match accepted.again {
+            true => (" again", "EnrollAgain"),
+            false => ("", "Enroll"),
+        };
         tracing::info!(
             member = accepted.cluster,
             address = %attempt.address.map(|address| address.to_string()).unwrap_or_default(),
@@ -99,11 +102,6 @@ impl EnrollmentAudit {
                 attempt.cluster_uid,
                 attempt.caller()
             ),
-        };
-        let action = if accepted.again {
-            "EnrollAgain"
-        } else {
-            "Enroll"
         };
         self.events.record_for_member(false, action, event);
     }

@@ -242,13 +242,24 @@ async fn serve_within(
     let shutdown = CancellationToken::new();
     // Dropping this future for any reason closes the connections.
     let _shutdown_guard = shutdown.clone().drop_guard();
-    let gate = Arc::new(ConnectionGate::new(
+    let per_address = limits.per_address;
+    let gate = Arc::new(ConnectionGate {
         tls,
         trust_domain,
         limits,
         metrics,
+        connections: Arc::new(Semaphore::new(limits.connections)),
+        handshakes: Semaphore::new(limits.handshakes),
+        unauthenticated: Arc::new(Semaphore::new(limits.unauthenticated)),
+        anonymous: AnonymousConnections::new(limits.anonymous, per_address.anonymous),
+        addresses: ConnectionLimiter::new(per_address.unauthenticated, move || {
+            AddressBudget::new(per_address.handshakes, per_address.handshake_rate)
+        }),
+        members: ConnectionLimiter::new(limits.connections_per_member, move || {
+            MemberBudget::new(limits.member_bytes)
+        }),
         shutdown,
-    ));
+    });
     // The hub sends no pings: agents ping, and a session without heartbeats times out.
     let serving = Server::builder()
         .max_concurrent_streams(STREAMS)
@@ -389,33 +400,6 @@ struct ConnectionGate {
 }
 
 impl ConnectionGate {
-    fn new(
-        tls: Arc<ArcSwap<ServerConfig>>,
-        trust_domain: String,
-        limits: Limits,
-        metrics: PortMetrics,
-        shutdown: CancellationToken,
-    ) -> Self {
-        let per_address = limits.per_address;
-        Self {
-            tls,
-            trust_domain,
-            limits,
-            metrics,
-            connections: Arc::new(Semaphore::new(limits.connections)),
-            handshakes: Semaphore::new(limits.handshakes),
-            unauthenticated: Arc::new(Semaphore::new(limits.unauthenticated)),
-            anonymous: AnonymousConnections::new(limits.anonymous, per_address.anonymous),
-            addresses: ConnectionLimiter::new(per_address.unauthenticated, move || {
-                AddressBudget::new(per_address.handshakes, per_address.handshake_rate)
-            }),
-            members: ConnectionLimiter::new(limits.connections_per_member, move || {
-                MemberBudget::new(limits.member_bytes)
-            }),
-            shutdown,
-        }
-    }
-
     fn record_refusal(&self, address: SocketAddr, refusal: &ConnectionRefusal) {
         self.metrics.count_refused(refusal.reason());
         tracing::debug!(%address, reason = %chain(refusal), "a connection was refused");

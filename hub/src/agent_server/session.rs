@@ -131,22 +131,12 @@ impl Sessions {
         .map_err(|problem| Status::failed_precondition(problem.to_string()))?;
         let admission = member.admission.get();
         check_cluster(name, &admission, &hello.cluster_uid).inspect_err(|refusal| {
-            self.events.warn(MemberEvent {
-                member: name.clone(),
-                uid: member.uid.clone(),
-                reason: "CredentialUsedTwice",
-                message: refusal.message().to_owned(),
-            });
+            self.warn(name, member, "CredentialUsedTwice", refusal.message());
         })?;
         let wall = clock::wall();
         let agent_clock = clock_state(hello.now.saturating_sub(wall.as_second()));
         if agent_clock.truth == Truth::False {
-            self.events.warn(MemberEvent {
-                member: name.clone(),
-                uid: member.uid.clone(),
-                reason: reason::CLOCK_DIFFERS,
-                message: agent_clock.message.clone(),
-            });
+            self.warn(name, member, reason::CLOCK_DIFFERS, &agent_clock.message);
         }
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
         let welcome = v1::Welcome {
@@ -194,6 +184,16 @@ impl Sessions {
         );
         let resyncs = self.members.open(name, session.id, BootTime::now());
         session.run(incoming, outgoing, resyncs, authority).await
+    }
+
+    /// Records a warning about a member as an event.
+    fn warn(&self, name: &str, member: &Member, reason: &'static str, message: &str) {
+        self.events.warn(MemberEvent {
+            member: name.to_owned(),
+            uid: member.uid.clone(),
+            reason,
+            message: message.to_owned(),
+        });
     }
 }
 

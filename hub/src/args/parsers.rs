@@ -100,24 +100,12 @@ pub(super) fn values_source(text: &str) -> Result<ValuesSource, String> {
     })
 }
 
-pub(super) fn home_secret(text: &str) -> Result<String, String> {
-    let remedy = "write only the name, and the namespace as --watch-kubeconfig-secret-namespace";
-    text_if(is_dns_subdomain(text), text, "the name of a Secret", remedy)
-}
-
-pub(super) fn chart_secret(text: &str) -> Result<String, String> {
-    let remedy = "write only the name; the Secret is in the hub's namespace";
-    text_if(is_dns_subdomain(text), text, "the name of a Secret", remedy)
-}
-
-pub(super) fn account_name(text: &str) -> Result<String, String> {
-    let remedy = "write only the name; the account is in each Tenant's own namespace";
-    text_if(
-        is_dns_subdomain(text),
-        text,
-        "the name of a service account",
-        remedy,
-    )
+/// Parses the name of an object, without its namespace.
+pub(super) fn object_name(
+    class: &'static str,
+    remedy: &'static str,
+) -> impl Fn(&str) -> Result<String, String> + Clone {
+    move |text| text_if(is_dns_subdomain(text), text, class, remedy)
 }
 
 pub(super) fn data_key(text: &str) -> Result<String, String> {

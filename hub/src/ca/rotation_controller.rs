@@ -91,14 +91,10 @@ pub(crate) async fn run(controller: RotationController, stop: CancellationToken)
 }
 
 impl RotationController {
-    fn observe_expiry(&self) {
+    async fn reconcile(&self, memory: &mut RotationMemory) -> Result<(), RotationError> {
         if let Some(validity) = self.authority.get().validity() {
             self.events.notifier().ca_expiry(validity);
         }
-    }
-
-    async fn reconcile(&self, memory: &mut RotationMemory) -> Result<(), RotationError> {
-        self.observe_expiry();
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let attempt = format!("reading Secret {}/{CA_SECRET}", self.namespace);
         let secret = call(attempt, api.get_opt(CA_SECRET)).await?;

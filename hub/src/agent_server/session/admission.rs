@@ -11,7 +11,6 @@ use tonic::Status;
 
 use super::Sessions;
 use crate::ca::{AgentCertificate, Authority};
-use crate::home_events::MemberEvent;
 use crate::members::agent_keys::{self, KeyStatus};
 use crate::members::member::{Admission, Member};
 use crate::members::{MemberRegistry, NotFound};
@@ -115,12 +114,7 @@ impl Sessions {
             KeyStatus::Unknown => {
                 let message = agent_keys::refusal(name);
                 self.members.agent_key_refused(name, now);
-                self.events.warn(MemberEvent {
-                    member: name.clone(),
-                    uid: member.uid.clone(),
-                    reason: agent_keys::reason::TWO,
-                    message: message.clone(),
-                });
+                self.warn(name, member, agent_keys::reason::TWO, &message);
                 Err(Status::permission_denied(message))
             }
         }
