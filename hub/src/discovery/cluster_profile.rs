@@ -322,43 +322,35 @@ impl ProfileStates {
 
     /// Starts all due work and returns when to check again.
     fn start_due_work(&mut self, access: &Arc<ProfileAccess>, now: BootTime) -> Option<BootTime> {
-        let mut wake: Option<BootTime> = None;
+        let mut wakes = Vec::new();
         for (key, state) in &mut self.states {
-            let Some(plan) = state.plan() else {
-                wake = wake.into_iter().chain(state.next_expiry(now)).min();
-                continue;
-            };
-            let mut due = state.due(now);
-            if due == DueWork::Rebuild {
-                let working = state.working_access().cloned();
-                if let Some(working) = working {
-                    let previous = Some(&working);
-                    let credential = working.credential.clone();
-                    let built = access.build_access(&plan, credential, working.lifetime, previous);
-                    if let Err(problem) = &built {
-                        tracing::warn!(origin = %state.profile.source.origin, provider = plan.command.provider, problem, "failed to use the credential; retrying");
-                    }
-                    state.rebuild_finished(built, now, chance::random());
+            let plan = state.plan();
+            if state.due(now) == DueWork::Rebuild
+                && let (Some(plan), Some(working)) = (&plan, state.working_access().cloned())
+            {
+                let (credential, lifetime) = (working.credential.clone(), working.lifetime);
+                let built = access.build_access(plan, credential, lifetime, Some(&working));
+                if let Err(problem) = &built {
+                    tracing::warn!(origin = %state.profile.source.origin, provider = plan.command.provider, problem, "failed to use the credential; retrying");
                 }
-                due = state.due(now);
+                state.rebuild_finished(built, now, chance::random());
             }
-            match due {
-                DueWork::Nothing | DueWork::Rebuild => {}
-                DueWork::At(at) => wake = wake.into_iter().chain([at]).min(),
-                DueWork::Run => {
+            wakes.extend(state.next_expiry(now));
+            match (state.due(now), plan) {
+                (DueWork::At(at), _) => wakes.push(at),
+                (DueWork::Run, Some(plan)) => {
                     state.run_started(now);
-                    let (key, access) = (key.clone(), Arc::clone(access));
-                    let run_key = key.clone();
+                    let (run_key, access) = (key.clone(), Arc::clone(access));
                     let run = self.runs.spawn(async move {
                         let credential = access.run(&plan).await;
-                        (key, plan, credential)
+                        (run_key, plan, credential)
                     });
-                    self.running.insert(run_key, run);
+                    self.running.insert(key.clone(), run);
                 }
+                _ => {}
             }
-            wake = wake.into_iter().chain(state.next_expiry(now)).min();
         }
-        wake
+        wakes.into_iter().min()
     }
 
     fn finish_run(

@@ -127,13 +127,9 @@ impl ProfileState {
 
     /// Takes a changed profile or provider file. An unchanged plan has no effect.
     pub(super) fn set_plan(&mut self, desired_plan: Result<Plan, Unresolved>) {
-        let same = match (&self.desired_plan, &desired_plan) {
-            (Ok(previous), Ok(next)) => **previous == *next,
-            (Err(previous), Err(next)) => previous == next,
-            _ => false,
-        };
-        if !same {
-            self.desired_plan = desired_plan.map(Arc::new);
+        let desired_plan = desired_plan.map(Arc::new);
+        if self.desired_plan != desired_plan {
+            self.desired_plan = desired_plan;
             self.failure = None;
             (self.failed_runs, self.unchanged_runs, self.failed_rebuilds) = (0, 0, 0);
             (self.not_before, self.rebuild_at) = (BootTime::default(), BootTime::default());
