@@ -50,7 +50,6 @@ use crate::home::{self, HomeError};
 use crate::home_events::HomeEvents;
 use crate::leader::pod_label::LeaderLabel;
 use crate::leader::{ElectionHandle, Leader, LeaderElection};
-use crate::members::MemberRegistry;
 use crate::notify::{self, Notifier, Webhook};
 use crate::observe::dump::{self, Dumper};
 use crate::observe::fleet_tenants;
@@ -161,17 +160,14 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
     let mut follower =
         ChartFollower::new(Arc::clone(&settings), &version, values, readings, process);
     let pinned = version.pinned.take();
-    let context = HubContext::new(
-        &settings,
-        &fleet_state,
-        pinned.is_some(),
-        follower.fleet_chart(),
-    );
+    let context = HubContext::new(&settings, &fleet_state);
     let mut permanent = Tasks::new(watchdog.clone());
-    let election_handle = context.elect(&home, &readiness, &mut permanent)?;
+    // With a recorded version of a range, members get nothing before the record is read.
+    let fleet_chart = pinned.is_none().then(|| follower.fleet_chart().clone());
+    let election_handle = context.elect(&home, &readiness, fleet_chart, &mut permanent)?;
     let mut leader = election_handle.leader.clone();
     permanent.spawn(LABEL_TASK, run_label(clearing_label, leader.clone()));
-    let notifier = context.start_notifier(webhook, &fleet_state, &leader, (&mut tasks, &stop));
+    let notifier = context.start_notifier(webhook, &leader, (&mut tasks, &stop));
     if let Some(pinned) = pinned {
         tasks.spawn(pinned.run(leader.clone(), notifier.clone(), stop.clone()));
     }
@@ -330,37 +326,24 @@ async fn run_label(clearing_label: JoinHandle<Option<LeaderLabel>>, leader: Lead
     }
 }
 
-/// The registry of members, and this hub's name.
-struct HubContext {
-    settings: Arc<Settings>,
-    members: Arc<MemberRegistry>,
-    fleet_chart: watch::Sender<FleetChart>,
-    /// Whether a recorded version resolves the chart's version range.
-    has_pin: bool,
+/// The state of the fleet, and this hub's names.
+struct HubContext<'a> {
+    settings: &'a Settings,
+    fleet_state: &'a FleetState,
     /// Name in Leases, unique for each process, so two hubs never confuse their Leases.
     holder: String,
     /// Name in events.
     instance: String,
 }
 
-impl HubContext {
-    fn new(
-        settings: &Arc<Settings>,
-        fleet_state: &FleetState,
-        has_pin: bool,
-        fleet_chart: &watch::Sender<FleetChart>,
-    ) -> Self {
+impl<'a> HubContext<'a> {
+    fn new(settings: &'a Settings, fleet_state: &'a FleetState) -> Self {
         let instance = settings.reporting_instance.as_deref();
+        let (name, number) = (instance.unwrap_or("local"), chance::random::<u32>());
         Self {
-            settings: Arc::clone(settings),
-            members: Arc::clone(&fleet_state.members),
-            fleet_chart: fleet_chart.clone(),
-            has_pin,
-            holder: format!(
-                "hub/{}/{:08x}",
-                instance.unwrap_or("local"),
-                chance::random::<u32>()
-            ),
+            settings,
+            fleet_state,
+            holder: format!("hub/{name}/{number:08x}"),
             instance: instance.unwrap_or("krypton-hub").to_owned(),
         }
     }
@@ -369,19 +352,18 @@ impl HubContext {
     fn start_notifier(
         &self,
         webhook: Option<Webhook>,
-        fleet_state: &FleetState,
         leader: &Leader,
         (tasks, stop): (&mut JoinSet<()>, &CancellationToken),
     ) -> Notifier {
         let Some(webhook) = webhook else {
             return Notifier::default();
         };
-        let counts = fleet_state.view.notifications.clone();
+        let counts = self.fleet_state.view.notifications.clone();
         let skip = self.settings.allow_chart_skip;
         let (notifier, sending) =
             Notifier::start(webhook, leader.clone(), counts, skip, stop.clone());
         tasks.spawn(sending);
-        fleet_state.reports.set_notifier(notifier.clone());
+        self.fleet_state.reports.set_notifier(notifier.clone());
         notifier
     }
 
@@ -390,27 +372,26 @@ impl HubContext {
         &self,
         home: &ClusterConfig,
         readiness: &Readiness,
+        fleet_chart: Option<watch::Sender<FleetChart>>,
         permanent: &mut Tasks,
     ) -> anyhow::Result<ElectionHandle> {
+        let members = Arc::clone(&self.fleet_state.members);
         let election = LeaderElection {
             client: home::client(home.config.clone())
                 .context("failed to create a client of the home cluster")?,
             namespace: self.settings.namespace.clone(),
             holder: self.holder.clone(),
             times: LeaseTimes::for_leader(self.settings.lead),
-            foreign_epoch: self.members.ahead().clone(),
+            foreign_epoch: members.ahead().clone(),
             readiness: readiness.clone(),
         };
-        let members = Arc::clone(&self.members);
-        let (fleet_chart, has_pin) = (self.fleet_chart.clone(), self.has_pin);
         let (election_handle, electing) = election.start(move |leader_term, is_new| {
             members.set_epoch(leader_term.epoch);
             if is_new {
                 // Objects that this hub read on home earlier may be stale.
                 members.begin_term(leader_term.since);
             }
-            // With a recorded version of a range, members get nothing before the record is read.
-            if !has_pin {
+            if let Some(fleet_chart) = &fleet_chart {
                 fleet_chart.send_modify(|current| current.epoch = leader_term.epoch);
             }
         });
@@ -432,7 +413,7 @@ struct Startup<'a> {
     client: &'a Client,
     engine: &'a Engine,
     fleet_state: &'a FleetState,
-    context: &'a HubContext,
+    context: &'a HubContext<'a>,
     notices: &'a HomeEvents,
     leader: &'a Leader,
     watchdog: &'a Watchdog,
@@ -506,7 +487,7 @@ impl Startup<'_> {
                 work: engine.work.clone(),
                 watchdog: self.watchdog.clone(),
             },
-            members: Arc::clone(&context.members),
+            members: Arc::clone(&self.fleet_state.members),
             grace: settings.proxy_grace,
             scratch: engine.private.path().to_owned(),
             helm_account: settings.helm_account(),
@@ -533,7 +514,7 @@ impl Startup<'_> {
         shutdown: &mut Shutdown,
     ) {
         let (settings, reports) = (self.settings, &self.fleet_state.reports);
-        let members = &self.context.members;
+        let members = &self.fleet_state.members;
         let tenant_settings = TenantSettings {
             self_cluster: settings.self_cluster,
             allow_chart_skip: settings.allow_chart_skip,
@@ -589,7 +570,7 @@ impl Startup<'_> {
         shutdown: &mut Shutdown,
     ) {
         let sessions = Sessions {
-            members: Arc::clone(&self.context.members),
+            members: Arc::clone(&self.fleet_state.members),
             metrics: Arc::clone(&self.fleet_state.sessions),
             events: shared.notices.clone(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
