@@ -126,7 +126,7 @@ fn is_label_shaped(label: &str) -> bool {
 }
 
 /// Returns whether a label or annotation key is valid: a name of at most 63 bytes, optionally after a DNS subdomain.
-pub(crate) fn is_qualified_name(key: &str) -> bool {
+pub fn is_qualified_name(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => is_dns_subdomain(prefix) && is_name_part(name),
         None => is_name_part(key),

@@ -321,30 +321,21 @@ mod tests {
 
     #[test]
     fn chart_download_resumes_only_for_same_digest() {
-        let first_offset = |from, sha256: &str| {
+        for (from, sha256, offset) in [
+            (0, "", 0),
+            (4, "ab", 4),
+            (10, "ab", 10),
+            (4, "cd", 0),
+            (4, "", 0),
+            (11, "ab", 0),
+        ] {
             let request = v1::FetchChartRequest {
                 from,
                 from_sha256: sha256.to_owned(),
                 ..v1::FetchChartRequest::default()
             };
-            first_offset(&request, "ab", 10)
-        };
-        assert_eq!(
-            [
-                first_offset(0, ""),
-                first_offset(4, "ab"),
-                first_offset(10, "ab")
-            ],
-            [0, 4, 10]
-        );
-        assert_eq!(
-            [
-                first_offset(4, "cd"),
-                first_offset(4, ""),
-                first_offset(11, "ab")
-            ],
-            [0, 0, 0]
-        );
+            assert_eq!(first_offset(&request, "ab", 10), offset, "{request:?}");
+        }
     }
 
     /// Returns the offset that the hub announces and the bytes that it sends.

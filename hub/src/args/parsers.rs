@@ -11,7 +11,7 @@ use krypton_runtime::args::parsers::{
 use krypton_runtime::telemetry::LogFormat;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::loopback::is_loopback;
-use krypton_types::names::{LABEL_MAX, is_dns_subdomain};
+use krypton_types::names::{LABEL_MAX, is_dns_subdomain, is_qualified_name};
 use krypton_types::redact::{NO_URL, has_userinfo, url_shown};
 use reqwest::Url;
 
@@ -119,26 +119,9 @@ pub(super) fn data_key(text: &str) -> Result<String, String> {
     )
 }
 
-/// Accepts an optional DNS subdomain and `/`, then 1 to 63 letters, digits, `-`, `_` or `.`, with a letter or digit at
-/// both ends.
 pub(super) fn label_key(text: &str) -> Result<String, String> {
-    let (prefix, name) = match text.split_once('/') {
-        Some((prefix, name)) => (Some(prefix), name),
-        None => (None, text),
-    };
-    let is_alphanumeric = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let is_key = prefix.is_none_or(is_dns_subdomain)
-        && name.len() <= 63
-        && name.chars().all(is_legal)
-        && is_alphanumeric(name.chars().next())
-        && is_alphanumeric(name.chars().next_back());
-    text_if(
-        is_key,
-        text,
-        "a label key",
-        "write it as name or as example.org/name",
-    )
+    let remedy = "write it as name or as example.org/name";
+    text_if(is_qualified_name(text), text, "a label key", remedy)
 }
 
 fn without_userinfo(url: &str) -> Result<(), String> {

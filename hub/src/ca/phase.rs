@@ -181,25 +181,18 @@ mod tests {
         let during = authority(&announced);
         assert_eq!(during.signing_root(), before.signing_root());
         assert_eq!(during.roots().len(), 2);
-        let next_root = stage(&announced).unwrap().root;
-        assert_eq!(next_root, RootDigest::from_der(&during.roots()[1]));
+        let root = stage(&announced).unwrap().root;
+        assert_eq!(root, RootDigest::from_der(&during.roots()[1]));
 
         let switched = switch(&announced).unwrap();
-        let stage_now = stage(&switched).unwrap();
-        assert_eq!(
-            (stage_now.phase, stage_now.root),
-            (RotationPhase::Switched, next_root)
-        );
+        let next = |phase| Ok(RotationStage { phase, root });
+        assert_eq!(stage(&switched), next(RotationPhase::Switched));
         let signed_by_next = authority(&switched);
-        assert_eq!(signed_by_next.signing_root(), Some(next_root));
+        assert_eq!(signed_by_next.signing_root(), Some(root));
         assert_eq!(signed_by_next.roots().len(), 2);
 
         let finished = finish(&switched).unwrap();
-        let stage_now = stage(&finished).unwrap();
-        assert_eq!(
-            (stage_now.phase, stage_now.root),
-            (RotationPhase::Steady, next_root)
-        );
+        assert_eq!(stage(&finished), next(RotationPhase::Steady));
         let after = authority(&finished);
         assert_eq!(after.roots(), during.roots()[1..]);
         // No key of the rotation is left.

@@ -443,23 +443,17 @@ mod tests {
         assert_eq!(state.due(at(120)), DueWork::At(at(180)));
         assert_eq!(state.due(at(180)), DueWork::Run);
         let second = |second| Timestamp::from_second(second).unwrap();
-        let lifetime = |jitter| {
-            CredentialLifetime::from_expiry(Some(second(1100)), second(100), at(5), jitter)
-        };
-        assert_eq!(lifetime(0.0), Some(lifetime_of(1005, 805)));
-        assert_eq!(lifetime(1.0), Some(lifetime_of(1005, 755)));
-        assert_eq!(
-            CredentialLifetime::from_expiry(Some(second(100)), second(100), at(5), 0.0),
-            None
-        );
-        assert_eq!(
-            CredentialLifetime::from_expiry(Some(second(99)), second(100), at(5), 0.0),
-            None
-        );
-        assert_eq!(
-            CredentialLifetime::from_expiry(None, second(100), at(5), 0.0),
-            Some(CredentialLifetime::default())
-        );
+        for (expires, jitter, lifetime) in [
+            (Some(1100), 0.0, Some(lifetime_of(1005, 805))),
+            (Some(1100), 1.0, Some(lifetime_of(1005, 755))),
+            (Some(100), 0.0, None),
+            (Some(99), 0.0, None),
+            (None, 0.0, Some(CredentialLifetime::default())),
+        ] {
+            let expires = expires.map(second);
+            let actual = CredentialLifetime::from_expiry(expires, second(100), at(5), jitter);
+            assert_eq!(actual, lifetime, "{expires:?}");
+        }
     }
 
     #[test]

@@ -123,11 +123,12 @@ impl Fixture {
         }
     }
 
-    /// Ends the pauses between runs.
-    fn end_pauses(&mut self) {
+    /// Ends the pauses between runs, and performs all work that is then due.
+    async fn finish_without_pauses(&mut self) {
         for state in self.states.states.values_mut() {
             state.end_pauses();
         }
+        self.finish_due_work().await;
     }
 }
 
@@ -167,8 +168,7 @@ async fn refreshed_token_keeps_file_and_kubeconfig() {
             .states
             .credential_rejected(&before.origin, BootTime::now())
     );
-    fixture.end_pauses();
-    fixture.finish_due_work().await;
+    fixture.finish_without_pauses().await;
     let after = fixture.source("edge-1");
     assert_eq!(token_of(&after), "two");
     assert_eq!(*after, *before);
@@ -185,8 +185,7 @@ async fn irrelevant_profile_event_runs_no_plugin() {
     status["version"] = json!({"kubernetes": "v9"});
     status["properties"] = json!([{"name": "x", "value": "y"}]);
     fixture.apply("edge-1", status);
-    fixture.end_pauses();
-    fixture.finish_due_work().await;
+    fixture.finish_without_pauses().await;
     // The provider file gets a second program, which this profile doesn't use.
     fixture.set_programs(&[("a", ANSWERS), ("b", "exit 1")]);
     fixture.finish_due_work().await;
@@ -210,8 +209,7 @@ async fn new_client_certificate_changes_kubeconfig_digest() {
     fixture.set_answer(&certificate());
     let origin = fixture.source("edge-1").origin.clone();
     fixture.states.credential_rejected(&origin, BootTime::now());
-    fixture.end_pauses();
-    fixture.finish_due_work().await;
+    fixture.finish_without_pauses().await;
     let after = fixture.source("edge-1").access.clone().unwrap();
     assert_ne!(after.digest, before.digest);
 }
@@ -249,15 +247,13 @@ async fn plugin_failure_is_stale_only_after_earlier_success() {
     assert!(problem.contains("the vault is sealed"), "{problem}");
 
     fixture.set_programs(&[("a", ANSWERS)]);
-    fixture.end_pauses();
-    fixture.finish_due_work().await;
+    fixture.finish_without_pauses().await;
     assert_eq!(fixture.reason("edge-1"), "ok");
     let good = fixture.source("edge-1").access.clone().unwrap();
 
     for broken in ["echo the vault is sealed >&2; exit 1", "echo no JSON"] {
         fixture.set_programs(&[("a", broken)]);
-        fixture.end_pauses();
-        fixture.finish_due_work().await;
+        fixture.finish_without_pauses().await;
         assert_eq!(fixture.reason("edge-1"), "RemoteClusterStale");
         assert_eq!(fixture.source("edge-1").access.clone().unwrap(), good);
     }

@@ -12,27 +12,28 @@ fn running(sources: Option<&[(&str, &str, &str)]>) -> RunningProvider {
     RunningProvider::new(Arc::new(FixedProvider(None)), listing)
 }
 
-fn bound(names: &[&str]) -> BTreeMap<String, Option<SourceRef>> {
-    let names = names.iter();
-    names
-        .map(|name| {
-            (
-                (*name).to_owned(),
-                Some(origin("krypton", name).source_ref()),
-            )
-        })
-        .collect()
+type Bound = BTreeMap<String, Option<SourceRef>>;
+
+fn bound(names: &[&str]) -> Bound {
+    let source = |name: &str| Some(origin("krypton", name).source_ref());
+    let entry = |name: &&str| ((*name).to_owned(), source(name));
+    names.iter().map(entry).collect()
+}
+
+/// The next record if no source has departed.
+fn next(register: &Register, running: &RunningProvider, bound: &Bound) -> Register {
+    register.next(&[running], &BTreeSet::new(), bound)
 }
 
 #[test]
 fn member_without_edge_cluster_is_dismissed_until_absent() {
     let both = running(Some(&[("krypton", "a", "a"), ("krypton", "b", "b")]));
-    let register = Register::default().next(&[&both], &BTreeSet::new(), &bound(&["a", "b"]));
+    let register = next(&Register::default(), &both, &bound(&["a", "b"]));
     assert_eq!(register.entries.len(), 2);
     assert!(register.dismissed(&bound(&["a", "b"])).is_empty());
 
     let without_b = bound(&["a"]);
-    let register = register.next(&[&both], &BTreeSet::new(), &without_b);
+    let register = next(&register, &both, &without_b);
     let dismissed = register.dismissed(&without_b);
     assert_eq!(dismissed, [("b".to_owned(), origin("krypton", "b"))].into());
 
@@ -41,45 +42,37 @@ fn member_without_edge_cluster_is_dismissed_until_absent() {
     let relabelled = register.next(&[&both], &departed, &without_b);
     assert!(relabelled.dismissed(&without_b).is_empty());
     // Not listed yet after a restart: the source may exist.
-    let register = register.next(&[&running(None)], &BTreeSet::new(), &without_b);
+    let register = next(&register, &running(None), &without_b);
     assert_eq!(register.dismissed(&without_b).len(), 1);
     // The label is removed and added again.
-    let register = register.next(
-        &[&running(Some(&[("krypton", "a", "a")]))],
-        &BTreeSet::new(),
-        &without_b,
-    );
-    assert!(
-        register
-            .next(&[&both], &BTreeSet::new(), &without_b)
-            .dismissed(&without_b)
-            .is_empty()
-    );
+    let only_a = running(Some(&[("krypton", "a", "a")]));
+    let register = next(&next(&register, &only_a, &without_b), &both, &without_b);
+    assert!(register.dismissed(&without_b).is_empty());
 }
 
 #[test]
 fn rival_for_dismissed_name_is_dismissed_too() {
     let rivals = running(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
-    let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
-    let register = register.next(&[&rivals], &BTreeSet::new(), &bound(&[]));
+    let register = next(&Register::default(), &rivals, &bound(&["a"]));
+    let register = next(&register, &rivals, &bound(&[]));
     assert_eq!(register.dismissed(&bound(&[])).len(), 2);
     // Under a different member name, it is a different entry.
     let renamed = running(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a-2")]));
-    let register = register.next(&[&renamed], &BTreeSet::new(), &bound(&[]));
+    let register = next(&register, &renamed, &bound(&[]));
     assert_eq!(register.dismissed(&bound(&[])).len(), 1);
 }
 
 #[test]
 fn agent_name_keeps_earlier_claimants_dismissed() {
     let rivals = running(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
-    let register = Register::default().next(&[&rivals], &BTreeSet::new(), &bound(&["a"]));
+    let register = next(&Register::default(), &rivals, &bound(&["a"]));
     // The EdgeCluster was deleted and recreated for an agent, so it has no source.
     let by_agent = [("a".to_owned(), None)].into();
-    let register = register.next(&[&rivals], &BTreeSet::new(), &by_agent);
+    let register = next(&register, &rivals, &by_agent);
     assert_eq!(register.dismissed(&by_agent).len(), 2);
     // A later source was not dismissed.
     let later = running(Some(&[("third", "a", "a")]));
-    let register = register.next(&[&later], &BTreeSet::new(), &by_agent);
+    let register = next(&register, &later, &by_agent);
     assert!(register.dismissed(&by_agent).is_empty());
 }
 
@@ -104,7 +97,7 @@ fn register_round_trips_and_rubbish_reads_as_empty() {
         crd: "u".to_owned(),
         ..Register::default()
     };
-    let register = register.next(&[&both], &BTreeSet::new(), &bound(&["a", "c"]));
+    let register = next(&register, &both, &bound(&["a", "c"]));
     assert_eq!(Register::from_json(&register.to_json()), register);
     assert_eq!(Register::from_json("{rubbish"), Register::default());
 }
@@ -131,7 +124,7 @@ fn dismissed_member_stays_away_when_prefix_changes() {
             prefixes: Arc::new(prefixes),
             ..RunningProvider::new(Arc::new(FixedProvider(None)), listing([source]))
         };
-        let next = register.next(&[&running], &BTreeSet::new(), &bound(&[]));
+        let next = next(&register, &running, &bound(&[]));
         assert_eq!(next.dismissed(&bound(&[])).len(), remaining, "{is_renamed}");
     }
 }
@@ -142,7 +135,7 @@ fn unreadable_file_keeps_its_contexts_dismissed() {
     for (file, remaining) in [("/d/a.yaml", 1), ("/d/b.yaml", 0)] {
         let sources = listing([source(Origin::file(file), "other")]);
         let running = RunningProvider::new(Arc::new(FixedProvider(None)), sources);
-        let next = register.next(&[&running], &BTreeSet::new(), &bound(&[]));
+        let next = next(&register, &running, &bound(&[]));
         assert_eq!(next.entries.len(), remaining, "{file}");
     }
 }
