@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use jiff::Timestamp;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::net::{Listener, Stream};
@@ -43,7 +43,7 @@ use crate::agent_server::connection_limiter::{
 };
 use crate::agent_server::metrics::{PortMetrics, SessionMetrics};
 pub use crate::agent_server::tls_connection::{Connection, Peer};
-use crate::agent_server::tls_connection::{ConnectionLifetime, HeldSlots, UnauthenticatedSlot};
+use crate::agent_server::tls_connection::{HeldSlots, UnauthenticatedSlot, anonymous_lifetime};
 
 /// Enough for a session and the few other calls of an agent.
 const STREAMS: u32 = 16;
@@ -453,7 +453,8 @@ impl ConnectionGate {
                 // A certificate that has just expired has no time left.
                 let validity = Duration::try_from(validity).unwrap_or_default();
                 let slots: HeldSlots = Box::new((connection, member));
-                (ConnectionLifetime::for_agent(validity), slots)
+                let lifetime = async move { tokio::time::sleep(validity).await };
+                (lifetime.boxed(), slots)
             }
             Err(_) => {
                 let (anonymous, exceeded) = self.anonymous.add(address_key(address.ip()));
@@ -465,13 +466,13 @@ impl ConnectionGate {
                     );
                 }
                 peer.request_received = anonymous.request_received.clone();
-                let lifetime = ConnectionLifetime::for_anonymous(
+                let lifetime = anonymous_lifetime(
                     &anonymous,
                     self.limits.first_request,
                     self.limits.anonymous_lifetime,
                 );
                 let slots: HeldSlots = Box::new((connection, unauthenticated, anonymous));
-                (lifetime, slots)
+                (lifetime.boxed(), slots)
             }
         };
         let (silence, shutdown) = (self.limits.silence, self.shutdown.clone());

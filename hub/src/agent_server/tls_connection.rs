@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{fmt, io};
 
+use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -43,52 +44,25 @@ impl Peer {
     }
 }
 
-/// Lifetime of a connection.
-#[derive(Debug)]
-pub(super) struct ConnectionLifetime {
+/// Completes when a connection without an agent's certificate must end: after `total`, without a request after
+/// `first_request`, or when another connection needs its slot.
+pub(super) fn anonymous_lifetime(
+    slot: &AnonymousSlot,
+    first_request: Duration,
     total: Duration,
-    /// Time limit for the first request.
-    first_request: Option<(Duration, RequestReceived)>,
-    /// Cancelled when another connection needs the slot.
-    evicted: CancellationToken,
-}
-
-impl ConnectionLifetime {
-    pub(super) fn for_agent(total: Duration) -> Self {
-        Self {
-            total,
-            first_request: None,
-            evicted: CancellationToken::new(),
-        }
-    }
-
-    pub(super) fn for_anonymous(
-        slot: &AnonymousSlot,
-        first_request: Duration,
-        total: Duration,
-    ) -> Self {
-        Self {
-            total,
-            first_request: Some((first_request.min(total), slot.request_received.clone())),
-            evicted: slot.evicted.clone(),
-        }
-    }
-
-    /// Completes when the lifetime ends.
-    async fn ended(self) {
+) -> impl Future<Output = ()> + Send + use<> {
+    let (request_received, evicted) = (slot.request_received.clone(), slot.evicted.clone());
+    async move {
         let start = Instant::now();
         let expired = async {
-            if let Some((limit, request_received)) = self.first_request {
-                tokio::time::sleep_until(start + limit).await;
-                if !request_received.get() {
-                    return;
-                }
+            tokio::time::sleep_until(start + first_request.min(total)).await;
+            if request_received.get() {
+                tokio::time::sleep_until(start + total).await;
             }
-            tokio::time::sleep_until(start + self.total).await;
         };
         tokio::select! {
             () = expired => {}
-            () = self.evicted.cancelled() => {}
+            () = evicted.cancelled() => {}
         }
     }
 }
@@ -108,7 +82,7 @@ pub struct Connection {
     stream: TlsStream<MeteredStream>,
     peer: Peer,
     /// `None` after the lifetime has ended.
-    end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    end: Option<BoxFuture<'static, ()>>,
     _slots: HeldSlots,
 }
 
@@ -124,7 +98,7 @@ impl Connection {
     pub(super) fn new(
         stream: TlsStream<MeteredStream>,
         peer: Peer,
-        lifetime: ConnectionLifetime,
+        lifetime: BoxFuture<'static, ()>,
         silence: Duration,
         shutdown: CancellationToken,
         slots: HeldSlots,
@@ -132,7 +106,7 @@ impl Connection {
         let last_activity = stream.get_ref().0.last_activity();
         let end = async move {
             tokio::select! {
-                () = lifetime.ended() => {}
+                () = lifetime => {}
                 () = last_activity.silent_for(silence) => {}
                 () = shutdown.cancelled() => {}
             }
