@@ -60,7 +60,7 @@ pub async fn run(
             true => {
                 let (newest, may_write) =
                     (info.get_and_update(), || leader.may_write(BootTime::now()));
-                let publication = publish_while(client.clone(), &namespace, &newest, &may_write);
+                let publication = publish(client.clone(), &namespace, &newest, &may_write);
                 leader
                     .tracked(publication)
                     .await
@@ -77,17 +77,9 @@ pub async fn run(
     }
 }
 
-/// Updates the ConfigMap. Costs one read if it is up to date.
+/// Updates the ConfigMap as long as `may_write`: another hub may become leader between two attempts. Costs one read if
+/// the ConfigMap is up to date.
 pub async fn publish(
-    client: Client,
-    namespace: &str,
-    info: &JoinInfo,
-) -> Result<(), JoinInfoError> {
-    publish_while(client, namespace, info, &|| true).await
-}
-
-/// Like [`publish`], as long as `may_write`: another hub may become leader between two attempts.
-async fn publish_while(
     client: Client,
     namespace: &str,
     info: &JoinInfo,

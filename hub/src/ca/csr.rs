@@ -68,18 +68,16 @@ pub fn public_key_digest(request: &[u8]) -> Result<String, RequestError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;
 
-    fn request(key: &KeyPair) -> Vec<u8> {
-        CertificateParams::default()
-            .serialize_request(key)
-            .unwrap()
-            .der()
-            .to_vec()
+    /// Returns the request of an agent with this key.
+    pub(crate) fn request(key: &KeyPair) -> Vec<u8> {
+        let request = CertificateParams::default().serialize_request(key).unwrap();
+        request.der().to_vec()
     }
 
     #[test]

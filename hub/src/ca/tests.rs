@@ -5,6 +5,7 @@ use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use x509_parser::extensions::GeneralName;
 
+use super::csr::tests::request;
 use super::phase::with_changes;
 use super::*;
 
@@ -21,11 +22,6 @@ fn new_data() -> SecretData {
 
 fn authority() -> Authority {
     Authority::generate("a.krypton", now()).unwrap()
-}
-
-fn request(key: &KeyPair) -> Vec<u8> {
-    let params = CertificateParams::default();
-    params.serialize_request(key).unwrap().der().to_vec()
 }
 
 fn sign(authority: &Authority, key: &KeyPair) -> CertificateDer<'static> {

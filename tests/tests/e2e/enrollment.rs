@@ -319,7 +319,11 @@ async fn how_to_join_is_published_and_repaired() -> TestResult {
     };
     let publish = |info: JoinInfo| {
         let client = client.clone();
-        async move { publish_join_info(client, NAMESPACE, &info).await.unwrap() }
+        async move {
+            publish_join_info(client, NAMESPACE, &info, &|| true)
+                .await
+                .unwrap()
+        }
     };
     let connection = Connection::new(client.clone(), "home");
     let read = || join_info::read(&connection, NAMESPACE);

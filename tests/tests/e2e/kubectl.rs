@@ -296,7 +296,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
         addresses: vec!["hub.example.org:7443".to_owned()],
         version: "0.1.0".to_owned(),
     };
-    join_info::publish(home.client(), HUB_NAMESPACE, &info).await?;
+    join_info::publish(home.client(), HUB_NAMESPACE, &info, &|| true).await?;
 
     let nothing = Port::reserve()?;
     let pod = ForwardedPod {

@@ -8,7 +8,7 @@ use krypton_proto::v1::enrollment_client::EnrollmentClient;
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use krypton_runtime::admin;
 use krypton_runtime::tls::{Credential, client_config};
-use rcgen::{CertificateParams, KeyPair};
+use rcgen::KeyPair;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -20,6 +20,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
 use super::*;
+use crate::ca::csr::tests::request;
 
 mod siege;
 
@@ -116,11 +117,8 @@ impl Hub {
     /// Issues a credential of `authority` to an agent, valid for `life` from now.
     fn agent(authority: &Authority, cluster: &str, life: Duration) -> Credential {
         let key = KeyPair::generate().unwrap();
-        let request = CertificateParams::default()
-            .serialize_request(&key)
-            .unwrap();
         let certificates = authority
-            .sign_agent(request.der(), cluster, UID, clock::wall(), life)
+            .sign_agent(&request(&key), cluster, UID, clock::wall(), life)
             .unwrap();
         Credential {
             certificates,

@@ -104,6 +104,7 @@ fn build_plan(
 ) -> Result<Plan, String> {
     let mut cluster = profile_cluster.clone();
     let extensions = cluster.remove("extensions");
+    let extension = |name| extension(extensions.as_ref(), name);
     // The sanitizer checks the cluster before a program runs for it. The credential is still unknown: the
     // user is a placeholder without data of the profile.
     let user = json!({ "token": "t" });
@@ -113,25 +114,19 @@ fn build_plan(
     let exec = &provider.exec;
     let mut args = exec.args.clone();
     if provider.args == ArgsPolicy::Append {
-        args.extend(additional_args(extension(
-            extensions.as_ref(),
-            ARGS_EXTENSION,
-        )?)?);
+        args.extend(additional_args(extension(ARGS_EXTENSION)?)?);
     }
     let mut env: BTreeMap<String, String> = exec.env.iter().cloned().collect();
     if provider.envs != EnvsPolicy::Ignore {
-        for (name, value) in additional_envs(extension(extensions.as_ref(), ENVS_EXTENSION)?)? {
+        for (name, value) in additional_envs(extension(ENVS_EXTENSION)?)? {
             if provider.envs == EnvsPolicy::Replace || !env.contains_key(&name) {
                 env.insert(name, value);
             }
         }
     }
-    let config = extension(extensions.as_ref(), CONFIG_EXTENSION)?;
-    let info = exec_info(
-        exec.api_version,
-        exec.provide_cluster_info.then_some(&cluster),
-        config,
-    );
+    let config = extension(CONFIG_EXTENSION)?;
+    let shown_cluster = exec.provide_cluster_info.then_some(&cluster);
+    let info = exec_info(exec.api_version, shown_cluster, config);
     Ok(Plan {
         command: Command {
             provider: provider.name.clone(),
@@ -218,14 +213,11 @@ fn additional_args(extension: Option<&Value>) -> Result<Vec<String>, String> {
 }
 
 fn additional_envs(extension: Option<&Value>) -> Result<Vec<(String, String)>, String> {
+    let not_a_map = || format!("the extension {ENVS_EXTENSION} must be a map of strings");
     let map = match extension {
         None => return Ok(Vec::new()),
         Some(Value::Object(map)) => map,
-        Some(_) => {
-            return Err(format!(
-                "the extension {ENVS_EXTENSION} must be a map of strings"
-            ));
-        }
+        Some(_) => return Err(not_a_map()),
     };
     let mut envs = Vec::new();
     for (name, value) in map {
@@ -241,9 +233,7 @@ fn additional_envs(extension: Option<&Value>) -> Result<Vec<(String, String)>, S
         }
         let value = match value {
             Value::Null => String::new(),
-            value => text(value).ok_or_else(|| {
-                format!("the extension {ENVS_EXTENSION} must be a map of strings")
-            })?,
+            value => text(value).ok_or_else(not_a_map)?,
         };
         envs.push((name.clone(), value));
     }

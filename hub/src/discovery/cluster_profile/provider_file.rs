@@ -282,66 +282,55 @@ mod tests {
                 r#"{{"providers": [{{"name": "a", "execConfig": {{"apiVersion": "client.authentication.k8s.io/v1", "command": "/a"{more}}}}}]}}"#
             )
         };
-        let cases = [
-            ("".to_owned(), "line 1"),
-            ("{\"providers\": hunter2}".to_owned(), "line 1, column 15"),
-            ("[]".to_owned(), "$ must be a map"),
-            ("{}".to_owned(), "$.providers is missing"),
+        let twice = exec("").replace("]}", r#", {"name": "a", "execConfig": {"apiVersion": "client.authentication.k8s.io/v1", "command": "b"}}]}"#);
+        for (text, expected) in [
+            ("", "line 1"),
+            (r#"{"providers": hunter2}"#, "line 1, column 15"),
+            ("[]", "$ must be a map"),
+            ("{}", "$.providers is missing"),
+            (r#"{"providers": {}}"#, "$.providers must be a list"),
+            (r#"{"provider": []}"#, "$.provider is not a known field"),
             (
-                r#"{"providers": {}}"#.to_owned(),
-                "$.providers must be a list",
-            ),
-            (
-                r#"{"provider": []}"#.to_owned(),
-                "$.provider is not a known field",
-            ),
-            (
-                r#"{"providers": [{"name": "a"}]}"#.to_owned(),
+                r#"{"providers": [{"name": "a"}]}"#,
                 "$.providers[0].execConfig is missing",
             ),
+            (&twice, "$.providers[1].name occurs twice"),
             (
-                exec(r#", "args": ["hunter2", 1]"#),
+                &exec(r#", "args": ["hunter2", 1]"#),
                 "$.providers[0].execConfig.args[1] must be a string",
             ),
             (
-                exec(r#", "env": [{"name": "", "value": "hunter2"}]"#),
+                &exec(r#", "env": [{"name": "", "value": "hunter2"}]"#),
                 "execConfig.env[0].name is missing",
             ),
             (
-                exec(r#", "env": [{"name": "A=B"}]"#),
+                &exec(r#", "env": [{"name": "A=B"}]"#),
                 "execConfig.env[0].name must not have a =",
             ),
             (
-                exec(r#", "provideClusterInfo": "true""#),
+                &exec(r#", "provideClusterInfo": "true""#),
                 "provideClusterInfo must be true or false",
             ),
             (
-                exec("").replace("/v1", "/v1alpha1"),
+                &exec("").replace("/v1", "/v1alpha1"),
                 "execConfig.apiVersion must be",
             ),
             (
-                exec("").replace("\"/a\"", "\"./bin/a\""),
+                &exec("").replace("\"/a\"", "\"./bin/a\""),
                 "execConfig.command must be an absolute path",
             ),
             (
-                exec("").replace(
+                &exec("").replace(
                     "\"name\": \"a\"",
                     "\"name\": \"a\", \"profileSourcedCLIArgsPolicy\": \"append\"",
                 ),
                 "$.providers[0].profileSourcedCLIArgsPolicy must be Append or Ignore",
             ),
-        ];
-        for (text, expected) in cases {
-            let error = read_text(&text).unwrap_err().to_string();
+        ] {
+            let error = read_text(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
             assert!(error.contains("/etc/providers.json"), "{error}");
             assert!(!error.contains("hunter2"), "{error}");
         }
-        let twice = exec("").replace("]}", r#", {"name": "a", "execConfig": {"apiVersion": "client.authentication.k8s.io/v1", "command": "b"}}]}"#);
-        let error = read_text(&twice).unwrap_err().to_string();
-        assert!(
-            error.contains("$.providers[1].name occurs twice"),
-            "{error}"
-        );
     }
 }
