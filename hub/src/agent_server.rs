@@ -33,7 +33,6 @@ use krypton_types::join_info::JoinInfo;
 use kube::Client;
 use thiserror::Error;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use self::enrollment_service::{EnrollmentAudit, EnrollmentService};
 use self::fleet_service::FleetService;
@@ -61,8 +60,6 @@ pub(crate) struct AgentServer {
     pub advertise: Vec<String>,
     pub sessions: Arc<Sessions>,
     pub charts: Arc<ChartCache>,
-    /// Leadership of this hub.
-    pub leader: Leader,
     /// Receives the CA.
     pub fleet_view: Arc<FleetView>,
     /// Held until agents can connect.
@@ -79,8 +76,8 @@ enum PrepareError {
     Tls(#[source] ListenerError),
 }
 
-/// Serves agents until `stop`.
-pub(crate) async fn run(server: AgentServer, stop: CancellationToken) {
+/// Serves agents until the sessions stop.
+pub(crate) async fn run(server: AgentServer) {
     let AgentServer {
         client,
         namespace,
@@ -88,10 +85,10 @@ pub(crate) async fn run(server: AgentServer, stop: CancellationToken) {
         advertise,
         sessions,
         charts,
-        leader,
         fleet_view,
         readiness_guard,
     } = server;
+    let (leader, stop) = (sessions.leader.clone(), sessions.stop.clone());
     let preparing = retry_until_ready(
         "the port for agents",
         &stop,

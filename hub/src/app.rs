@@ -586,11 +586,10 @@ impl Startup<'_> {
             advertise: self.settings.advertise.clone(),
             sessions: Arc::new(sessions),
             charts: Arc::clone(&self.engine.charts),
-            leader: self.leader.clone(),
             fleet_view: Arc::clone(&self.fleet_state.view),
             readiness_guard: readiness.guard("the agents' port"),
         };
-        let serving = agent_server::run(server, shutdown.serving.clone());
+        let serving = agent_server::run(server);
         shutdown.permanent.spawn(AGENTS_TASK, serving);
     }
 

@@ -40,25 +40,6 @@ impl Kamaji {
     }
 }
 
-/// The effect of a control plane's status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AccessEffect {
-    Usable,
-    Waiting,
-    Suspended,
-}
-
-/// Maps a status to its effect. An unknown status, such as one of a later Kamaji version, means waiting.
-/// NotReady means that no replica is ready. The cluster is still usable: a request shows whether it
-/// responds, and the status lags behind short rollouts.
-fn access_effect(status: &str) -> AccessEffect {
-    match status {
-        "Ready" | "Upgrading" | "CertificateAuthorityRotating" | "NotReady" => AccessEffect::Usable,
-        "Sleeping" | "WriteLimited" | "Migrating" => AccessEffect::Suspended,
-        _ => AccessEffect::Waiting,
-    }
-}
-
 impl Pairing for Kamaji {
     fn kind(&self) -> SourceKind {
         SourceKind::TenantControlPlane
@@ -85,10 +66,17 @@ impl Pairing for Kamaji {
     fn read(&self, plane: &DynamicObject) -> ClusterFields {
         let text = |pointer| plane.data.pointer(pointer).and_then(Value::as_str);
         let status = text("/status/kubernetesResources/version/status").unwrap_or("Provisioning");
-        let access_effect = access_effect(status);
+        let (is_waiting, is_suspended) = match status {
+            // NotReady means that no replica is ready. The cluster is still usable: a request shows whether it
+            // responds, and the status lags behind short rollouts.
+            "Ready" | "Upgrading" | "CertificateAuthorityRotating" | "NotReady" => (false, false),
+            "Sleeping" | "WriteLimited" | "Migrating" => (false, true),
+            // Also an unknown status, such as one of a later Kamaji version.
+            _ => (true, false),
+        };
         let suspended = if plane.metadata.deletion_timestamp.is_some() {
             Some("is being deleted".to_owned())
-        } else if access_effect == AccessEffect::Suspended {
+        } else if is_suspended {
             Some(format!("is {status}"))
         } else if plane.annotations().contains_key(PAUSED_ANNOTATION) {
             Some(format!("is paused (annotation {PAUSED_ANNOTATION})"))
@@ -110,8 +98,7 @@ impl Pairing for Kamaji {
         ClusterFields {
             secret,
             key,
-            waiting: (access_effect == AccessEffect::Waiting)
-                .then(|| format!("its status is {status}")),
+            waiting: is_waiting.then(|| format!("its status is {status}")),
             suspended,
         }
     }

@@ -57,18 +57,16 @@ impl Provider for FakeProvider {
             if matches!(self.behaviour, Behaviour::NeverLists) {
                 return pending().await;
             }
-            handle.publish(Some(one_source(self.namespace, "first")), None);
+            let publish = |uid: &str| handle.publish(Some(one_source(self.namespace, uid)), None);
+            publish("first");
             match self.behaviour {
                 Behaviour::Panics => panic!("as it does"),
                 Behaviour::Ends => return,
                 Behaviour::Floods(times) => {
                     for time in 0..times {
-                        handle.publish(
-                            Some(one_source(self.namespace, &format!("change {time}"))),
-                            None,
-                        );
+                        publish(&format!("change {time}"));
                     }
-                    handle.publish(Some(one_source(self.namespace, "last")), None);
+                    publish("last");
                 }
                 Behaviour::Good | Behaviour::NeverLists | Behaviour::FollowsReferences => {}
             }
@@ -105,6 +103,13 @@ fn closed(sources: &Sources, namespace: &str) -> bool {
         .any(|running| running.provider.covers(&origin(namespace)) && running.listing.closed)
 }
 
+fn start_without_prefixes(
+    providers: Vec<Arc<dyn Provider>>,
+    stop: &CancellationToken,
+) -> watch::Receiver<Sources> {
+    start(providers, MemberPrefixes::new(), &Watchdog::default(), stop)
+}
+
 async fn wait_until(
     sources: &mut watch::Receiver<Sources>,
     condition: impl FnMut(&Sources) -> bool,
@@ -123,8 +128,7 @@ async fn faulty_provider_keeps_sources_and_affects_no_other() {
         fake("floods", Behaviour::Floods(10_000)),
         fake("good", Behaviour::Good),
     ];
-    let no_prefixes = MemberPrefixes::new();
-    let mut sources = start(providers, no_prefixes, &Watchdog::default(), &stop);
+    let mut sources = start_without_prefixes(providers, &stop);
     let current = wait_until(&mut sources, |sources| {
         closed(sources, "panics")
             && closed(sources, "ends")
@@ -159,12 +163,8 @@ async fn faulty_provider_keeps_sources_and_affects_no_other() {
 #[tokio::test]
 async fn flood_keeps_only_the_newest() {
     let stop = CancellationToken::new();
-    let mut sources = start(
-        vec![fake("floods", Behaviour::Floods(10_000))],
-        MemberPrefixes::new(),
-        &Watchdog::default(),
-        &stop,
-    );
+    let flooding = fake("floods", Behaviour::Floods(10_000));
+    let mut sources = start_without_prefixes(vec![flooding], &stop);
     let mut observed = 0;
     wait_until(&mut sources, |sources| {
         observed += 1;
@@ -204,12 +204,7 @@ async fn trouble_keeps_sources_and_clears_on_next_list() {
 #[tokio::test]
 async fn hub_shutdown_removes_no_source() {
     let stop = CancellationToken::new();
-    let mut sources = start(
-        vec![fake("good", Behaviour::Good)],
-        MemberPrefixes::new(),
-        &Watchdog::default(),
-        &stop,
-    );
+    let mut sources = start_without_prefixes(vec![fake("good", Behaviour::Good)], &stop);
     wait_until(&mut sources, |sources| uid(sources, "good").is_some()).await;
     stop.cancel();
     let ended = tokio::time::timeout(TIMEOUT, async { while sources.changed().await.is_ok() {} });

@@ -126,17 +126,13 @@ async fn secret_is_read_again_only_after_its_change() {
     let mut entries = BTreeMap::new();
     assert_eq!(provider.read_changed(&references, &mut entries), 2);
     assert_eq!(provider.read_changed(&references, &mut entries), 0);
-    entries
-        .get_mut(&name())
-        .unwrap()
-        .apply(Ok(Some(secret(&[]))));
+    let entry = entries.get_mut(&name()).unwrap();
+    entry.apply(Ok(Some(secret(&[]))));
     assert_eq!(provider.read_changed(&references, &mut entries), 1);
     let parsed = entries[&name()].parsed.as_ref().unwrap();
     assert!(matches!(parsed.state, Some(SecretState::Present { .. })));
-    entries
-        .get_mut(&name())
-        .unwrap()
-        .apply(Err("no answer".to_owned()));
+    let entry = entries.get_mut(&name()).unwrap();
+    entry.apply(Err("no answer".to_owned()));
     assert_eq!(provider.read_changed(&references, &mut entries), 1);
     references.get_mut(&other).unwrap().trusted = false;
     assert_eq!(provider.read_changed(&references, &mut entries), 1);
