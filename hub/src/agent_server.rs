@@ -149,9 +149,8 @@ pub(crate) async fn run(server: AgentServer) {
     };
     let metrics = Arc::clone(&sessions.metrics);
     let listener_metrics = metrics.port.clone();
-    let fleet = FleetService::new(sessions, charts, Arc::clone(&authority))
-        .with_home(client.clone())
-        .into_server();
+    let home = Some(client.clone());
+    let fleet = FleetService::new(sessions, charts, Arc::clone(&authority), home).into_server();
     let enrollment = Arc::new(EnrollmentService::new(
         client.clone(),
         namespace.clone(),

@@ -207,6 +207,7 @@ impl TestHub {
             Arc::new(sessions),
             Arc::clone(&self.charts),
             Arc::clone(&self.authority),
+            None,
         );
         let now = clock::wall() + self.clock_offset;
         let tls = listener::server_config(&self.authority.get(), now).unwrap();

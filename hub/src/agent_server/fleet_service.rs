@@ -45,7 +45,7 @@ pub struct FleetService {
     charts: Arc<ChartCache>,
     authority: Arc<CurrentAuthority>,
     chart_streams: Arc<Semaphore>,
-    /// Where the hub records keys; `None` in tests without a home cluster.
+    /// Where the hub records signed keys on EdgeClusters; `None` in tests without a home cluster.
     home: Option<Client>,
 }
 
@@ -60,21 +60,15 @@ impl FleetService {
         sessions: Arc<Sessions>,
         charts: Arc<ChartCache>,
         authority: Arc<CurrentAuthority>,
+        home: Option<Client>,
     ) -> Self {
         Self {
             sessions,
             charts,
             authority,
             chart_streams: Arc::new(Semaphore::new(CHART_STREAMS)),
-            home: None,
+            home,
         }
-    }
-
-    /// Makes the service record signed keys on the EdgeClusters of this cluster.
-    #[must_use]
-    pub fn with_home(mut self, home: Client) -> Self {
-        self.home = Some(home);
-        self
     }
 
     /// Returns the member that may make this call now, and its certificate.

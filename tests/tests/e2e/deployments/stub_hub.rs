@@ -109,7 +109,7 @@ impl StubHub {
             stop: stop.clone(),
         };
         let metrics = Arc::clone(&sessions.metrics);
-        let service = FleetService::new(Arc::new(sessions), charts, Arc::clone(&authority));
+        let service = FleetService::new(Arc::new(sessions), charts, Arc::clone(&authority), None);
         let socket = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         let port = socket.local_addr()?;
         let tls = listener::server_config(&authority.get(), clock::wall())?;
