@@ -25,14 +25,11 @@ use krypton_runtime::call::{ApiError, CALL};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::cluster;
 use krypton_runtime::net::Listener;
-use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_runtime::retry::retry_until_ready;
 use krypton_types::error_chain::chain;
-use krypton_types::join_info::JoinInfo;
 use kube::Client;
 use thiserror::Error;
-use tokio::sync::watch;
 
 use self::enrollment_service::{EnrollmentAudit, EnrollmentService};
 use self::fleet_service::FleetService;
@@ -106,30 +103,19 @@ pub(crate) async fn run(server: AgentServer) {
         tracing::warn!("--advertise is not set: 'kubectl krypton join' needs --address");
     }
     let trust_domain = authority.trust_domain().to_owned();
-    let info = JoinInfo {
-        ca_pem: authority.ca_pem(),
-        addresses: advertise,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-    };
-    let (info_tx, info) = watch::channel(info);
     let authority = Arc::new(CurrentAuthority::new(authority));
     fleet_view.set_authority(Arc::clone(&authority));
-    let mut changes = authority.subscribe();
+    let publishing = join_info::run(
+        client.clone(),
+        namespace.clone(),
+        advertise,
+        authority.subscribe(),
+        leader.clone(),
+        stop.clone(),
+    );
     let join_info = async {
-        let publishing = join_info::run(
-            client.clone(),
-            namespace.clone(),
-            info,
-            leader.clone(),
-            stop.clone(),
-        );
-        let updating = async {
-            while changes.changed().await.is_ok() {
-                let ca_pem = changes.get_and_update().ca_pem();
-                info_tx.send_modify(|info| info.ca_pem = ca_pem);
-            }
-        };
-        tokio::join!(publishing, updating);
+        Box::pin(publishing).await;
+        std::future::pending().await
     };
     let rotation = RotationController {
         client: client.clone(),

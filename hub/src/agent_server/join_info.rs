@@ -1,6 +1,7 @@
 //! Publishes the data for joining clusters and the hub's version in ConfigMap `krypton-hub-join` of its
 //! namespace. Administrators therefore need no access to the Secret with the CA's key.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -15,6 +16,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::ca::Authority;
 use crate::leader::Leader;
 use crate::leader::home_writer::create_or_replace;
 
@@ -45,12 +47,14 @@ pub enum JoinInfoError {
     TooManyConflicts { namespace: String },
 }
 
-/// Publishes `info` when it changes, and periodically until `stop`, because another writer may delete or change
-/// it. Only the leader publishes, because a standby may have other addresses.
-pub async fn run(
+/// Publishes the roots of the CA and the addresses of this hub when the CA changes, and periodically until `stop`,
+/// because another writer may delete or change them. Only the leader publishes, because a standby may have other
+/// addresses.
+pub(crate) async fn run(
     client: Client,
     namespace: String,
-    mut info: watch::Receiver<JoinInfo>,
+    addresses: Vec<String>,
+    mut authority: watch::Receiver<Arc<Authority>>,
     mut leader: Leader,
     stop: CancellationToken,
 ) {
@@ -58,9 +62,13 @@ pub async fn run(
     loop {
         let result = match leader.may_write(BootTime::now()) {
             true => {
-                let (newest, may_write) =
-                    (info.get_and_update(), || leader.may_write(BootTime::now()));
-                let publication = publish(client.clone(), &namespace, &newest, &may_write);
+                let info = JoinInfo {
+                    ca_pem: authority.get_and_update().ca_pem(),
+                    addresses: addresses.clone(),
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                };
+                let may_write = || leader.may_write(BootTime::now());
+                let publication = publish(client.clone(), &namespace, &info, &may_write);
                 leader
                     .tracked(publication)
                     .await
@@ -71,7 +79,7 @@ pub async fn run(
         tokio::select! {
             () = periodic.pause_after(result) => {}
             () = stop.cancelled() => return,
-            Ok(()) = info.changed() => {}
+            Ok(()) = authority.changed() => {}
             changed = leader.changed() => if !changed { return },
         }
     }

@@ -218,10 +218,9 @@ impl Settings {
         }
         let chart = &self.chart;
         let is_oci = chart.repo.starts_with("oci://") || chart.name.starts_with("oci://");
-        let variable = if is_oci {
-            HelmCredentials::REGISTRY
-        } else {
-            HelmCredentials::REPOSITORIES
+        let (variable, credentials): (_, fn(PathBuf) -> HelmCredentials) = match is_oci {
+            true => (HelmCredentials::REGISTRY, HelmCredentials::Registry),
+            false => (HelmCredentials::REPOSITORIES, HelmCredentials::Repositories),
         };
         let path = PathBuf::from(env(variable)?);
         if chart.credentials_secret.is_some() {
@@ -230,11 +229,7 @@ impl Settings {
             ));
             return None;
         }
-        Some(if is_oci {
-            HelmCredentials::Registry(path)
-        } else {
-            HelmCredentials::Repositories(path)
-        })
+        Some(credentials(path))
     }
 
     fn note_flags_without_effect(&mut self) {
