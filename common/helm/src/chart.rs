@@ -44,7 +44,7 @@ pub use cache_state::CacheState;
 pub use chart_ref::ChartRef;
 pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
-pub use error::{ChartError, ChartFault};
+pub use error::{CacheError, ChartError, ChartFault, ChartProblem};
 pub use provenance::SignatureVerifier;
 pub use source::ChartSource;
 pub use version::{exact_version, is_range};
@@ -128,7 +128,7 @@ impl ChartCache {
     ///
     /// # Errors
     /// Returns an error if the folder is not writable.
-    pub fn new(dir: PathBuf) -> Result<Self, ChartError> {
+    pub fn new(dir: PathBuf) -> Result<Self, CacheError> {
         let prepare_folder = |dir: &Path| {
             std::fs::create_dir_all(dir)?;
             for entry in std::fs::read_dir(dir)? {
@@ -147,9 +147,9 @@ impl ChartCache {
         };
         let dir = match prepare_folder(&dir) {
             Ok(dir) => dir,
-            Err(source) => return Err(ChartError::Folder { dir, source }),
+            Err(source) => return Err(CacheError::Folder { dir, source }),
         };
-        let anonymous = Credentials::none().map_err(ChartError::Client)?;
+        let anonymous = Credentials::none().map_err(CacheError::Client)?;
         Ok(Self {
             indexes: IndexStore::new(&dir),
             dir,
@@ -227,8 +227,8 @@ impl ChartCache {
     /// See [`ChartError::fault`].
     pub async fn fetch(&self, chart: &ChartRef) -> Result<FetchedChart, Arc<ChartError>> {
         let Some(requested) = RequestedVersion::parse(&chart.version) else {
-            let chart = Arc::new(chart.clone());
-            return Err(Arc::new(ChartError::VersionInvalid { chart }));
+            let error = ChartError::new(chart, ChartProblem::VersionInvalid);
+            return Err(Arc::new(error));
         };
         let entry = self.entry(chart);
         let mut state = entry.lock().await;
@@ -252,7 +252,6 @@ impl ChartCache {
             EntryState::Failed { times, .. } => *times,
             EntryState::Empty => 0,
         };
-        let to_load = Arc::new(to_load);
         match Box::pin(self.load_or_fall_back(&to_load)).await {
             Ok(fetched) => {
                 tracing::info!(%chart, version = %fetched.version, sha256 = %fetched.sha256, "chart loaded");
@@ -263,8 +262,8 @@ impl ChartCache {
                 );
                 Ok(fetched)
             }
-            Err(error) => {
-                let error = Arc::new(error);
+            Err(problem) => {
+                let error = Arc::new(ChartError::new(&to_load, problem));
                 let backoff = backoff(failures, chance::random::<f64>());
                 let since = BootTime::now();
                 let until = BootTime(since.0 + backoff);

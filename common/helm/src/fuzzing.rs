@@ -8,7 +8,7 @@ use crate::chart::index::find_entry;
 use crate::chart::oci::challenge::{self, Challenge};
 use crate::chart::range::Range;
 use crate::chart::version::{self, RequestedVersion, VersionSelector};
-use crate::chart::{CHART_LIMIT, ChartRef, archive_properties, oci, provenance};
+use crate::chart::{CHART_LIMIT, archive_properties, oci, provenance};
 use crate::driver::stderr::{self, HelmStderr, REMOVED_KIND_REMEDY, SECRET_MIN};
 use crate::releases::{self, Status};
 use base64::Engine as _;
@@ -19,7 +19,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use reqwest::Url;
 use serde_json::{Map, Value};
 use std::io::Read as _;
-use std::sync::Arc;
 
 #[path = "../../../fuzz/shared.rs"]
 mod shared;
@@ -43,20 +42,11 @@ pub fn chart(bytes: &[u8]) -> Option<String> {
     archive_properties::broken_promise(bytes)
 }
 
-fn small(version: &str) -> Arc<ChartRef> {
-    Arc::new(ChartRef {
-        repo: "https://charts.example.com".to_owned(),
-        name: "small".to_owned(),
-        version: version.to_owned(),
-    })
-}
-
 /// Checks the `index.yaml` of a repository.
 pub fn index(bytes: &[u8]) -> Option<String> {
     ["", "^1", "1.1.0"].into_iter().find_map(|requested| {
         let selector = RequestedVersion::parse(requested)?.selector;
-        let chart = small(requested);
-        let entry = match find_entry(&chart, &selector, bytes) {
+        let entry = match find_entry("small", &selector, bytes) {
             Ok(entry) => entry,
             Err(error) => return message_defect(&chain(&error)),
         };
@@ -70,7 +60,7 @@ pub fn index(bytes: &[u8]) -> Option<String> {
         let empty = entry.url.is_empty() || entry.digest.as_deref() == Some("");
         promise!(!empty, "{entry:?}");
         let exact = VersionSelector::Exact(entry.version.clone());
-        let again = find_entry(&chart, &exact, bytes);
+        let again = find_entry("small", &exact, bytes);
         promise!(
             again.as_ref().is_ok_and(|again| *again == entry),
             "{entry:?} is found again as {again:?}"
@@ -81,7 +71,7 @@ pub fn index(bytes: &[u8]) -> Option<String> {
 
 /// Checks the manifest of a chart in a registry.
 pub fn manifest(bytes: &[u8]) -> Option<String> {
-    let layers = match oci::layers(&small("1.0.0"), bytes) {
+    let layers = match oci::layers(bytes) {
         Ok(layers) => layers,
         Err(error) => return message_defect(&chain(&error)),
     };

@@ -9,7 +9,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::chart::{
-    ChartCache, ChartError, ChartFault, ChartRef, Credentials, CurrentCredentials,
+    ChartCache, ChartFault, ChartProblem, ChartRef, Credentials, CurrentCredentials,
 };
 use krypton_helm::driver::{Helm, HelmConfig, Keyring, Supervisor};
 use krypton_hub::args::HelmCredentials;
@@ -130,7 +130,7 @@ async fn missing_registry_chart_and_version_errors_are_distinct() -> TestResult 
     };
     let error = cache.fetch(&large).await.unwrap_err();
     assert!(
-        matches!(*error, ChartError::Refused { status: 404, .. }),
+        matches!(error.problem, ChartProblem::Refused { status: 404, .. }),
         "{error}"
     );
     Ok(())
@@ -147,14 +147,20 @@ async fn chart_changed_in_registry_is_rejected() -> TestResult {
     assert_ne!(first, other);
     let moved = chart(&registry, &format!("1.0.0@{other}"));
     let error = cache.fetch(&moved).await.unwrap_err();
-    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+    assert!(
+        matches!(error.problem, ChartProblem::Digest { .. }),
+        "{error}"
+    );
 
     // The content doesn't match its digest.
     let fetched = cache.fetch(&chart(&registry, "1.0.0")).await?;
     registry.damage(&fetched.sha256)?;
     let (_dir, fresh) = self::cache();
     let error = fresh.fetch(&chart(&registry, "1.0.0")).await.unwrap_err();
-    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+    assert!(
+        matches!(error.problem, ChartProblem::Digest { .. }),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -169,7 +175,7 @@ async fn registry_login_works_by_password_and_token() -> TestResult {
         let (_dir, open) = cache();
         let error = open.fetch(&request).await.unwrap_err();
         assert!(
-            matches!(*error, ChartError::Refused { status: 401, .. }),
+            matches!(error.problem, ChartProblem::Refused { status: 401, .. }),
             "{kind:?}: {error}"
         );
         assert!(error.to_string().contains("--chart-credentials-secret"));
@@ -178,7 +184,7 @@ async fn registry_login_works_by_password_and_token() -> TestResult {
         let stranger = stranger.with_credentials(login(USERNAME, "wrong-hunter2"));
         let error = stranger.fetch(&request).await.unwrap_err();
         assert!(
-            matches!(*error, ChartError::Refused { status: 401, .. }),
+            matches!(error.problem, ChartProblem::Refused { status: 401, .. }),
             "{kind:?}: {error}"
         );
         assert!(!format!("{error:?}{error}").contains("hunter2"));
@@ -261,7 +267,7 @@ async fn keyring_accepts_only_charts_signed_by_its_keys() -> TestResult {
         for chart in refs(version) {
             let error = cache.fetch(&chart).await.unwrap_err();
             assert!(
-                matches!(*error, ChartError::UnverifiedSignature { .. }),
+                matches!(error.problem, ChartProblem::UnverifiedSignature(_)),
                 "{error}"
             );
             assert!(error.to_string().contains(reason), "{error}");

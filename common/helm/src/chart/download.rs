@@ -7,9 +7,8 @@ use krypton_types::loopback;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION};
 use reqwest::{Method, Response, Url};
 
-use super::chart_ref::ChartRef;
 use super::credentials::Credentials;
-use super::error::ChartError;
+use super::error::ChartProblem;
 use super::target_check::target_refusal;
 use super::{index, provenance};
 
@@ -23,10 +22,9 @@ pub(super) fn is_loopback(url: &Url) -> bool {
     url.host_str().is_some_and(loopback::is_loopback)
 }
 
-/// Sends the requests of one fetch of `chart`.
-pub(super) struct RepositoryClient<'a> {
-    pub chart: &'a Arc<ChartRef>,
-    pub credentials: &'a Credentials,
+/// Sends the requests of one fetch.
+pub(super) struct RepositoryClient {
+    pub credentials: Arc<Credentials>,
     /// Whether to allow plain HTTP for credentials and registries.
     pub plain_http: bool,
 }
@@ -42,32 +40,26 @@ pub(super) struct GetRequest {
     pub authorization: Option<HeaderValue>,
 }
 
-impl RepositoryClient<'_> {
+impl RepositoryClient {
     /// Returns whether secrets may be sent to this URL.
     pub(super) fn is_private(&self, url: &Url) -> bool {
         url.scheme() == "https" || self.plain_http || is_loopback(url)
     }
 
     /// Sends a request and follows redirects. Returns the response with any status, and its URL.
-    pub(super) async fn send(&self, request: &GetRequest) -> Result<(Response, Url), ChartError> {
+    pub(super) async fn send(&self, request: &GetRequest) -> Result<(Response, Url), ChartProblem> {
         let attempt = request.attempt;
-        let redirect_error = |problem| ChartError::Redirect {
-            chart: Arc::clone(self.chart),
-            attempt,
-            problem,
-        };
+        let redirect_error = |problem| ChartProblem::Redirect { attempt, problem };
         if request.authorization.is_some() && !self.is_private(&request.url) {
-            let chart = Arc::clone(self.chart);
-            return Err(ChartError::PlainHttp { chart });
+            return Err(ChartProblem::PlainHttp);
         }
         let mut url = request.url.clone();
         let mut same_origin = true;
         for _ in 0..=MAX_REDIRECTS {
-            let credentials = self.credentials;
             let client = if same_origin {
-                &credentials.repository_client
+                &self.credentials.repository_client
             } else {
-                &credentials.other_client
+                &self.credentials.other_client
             };
             let mut builder = client
                 .request(Method::GET, url.clone())
@@ -78,7 +70,7 @@ impl RepositoryClient<'_> {
             let response = builder
                 .send()
                 .await
-                .map_err(|source| self.unreachable_error(attempt, source))?;
+                .map_err(|source| unreachable_error(attempt, source))?;
             let location = response.headers().get(LOCATION);
             let next = match (response.status().as_u16(), location) {
                 (301 | 302 | 303 | 307 | 308, Some(location)) => location
@@ -103,64 +95,6 @@ impl RepositoryClient<'_> {
         Err(redirect_error("more than 5 redirects"))
     }
 
-    /// Returns the body of a successful response, up to `limit` bytes. `what` completes "… is larger than".
-    pub(super) async fn body(
-        &self,
-        response: Response,
-        attempt: &'static str,
-        what: &'static str,
-        limit: u64,
-    ) -> Result<Vec<u8>, ChartError> {
-        let status = response.status();
-        if !status.is_success() {
-            return Err(self.status_error(attempt, status.as_u16()));
-        }
-        let too_large = || ChartError::TooLarge {
-            chart: Arc::clone(self.chart),
-            what,
-            limit,
-        };
-        let declared = response.content_length().unwrap_or(0);
-        if declared > limit {
-            return Err(too_large());
-        }
-        let mut response = response;
-        let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(0));
-        while let Some(chunk) = response
-            .chunk()
-            .await
-            .map_err(|source| self.unreachable_error(attempt, source))?
-        {
-            if (bytes.len() + chunk.len()) as u64 > limit {
-                return Err(too_large());
-            }
-            bytes.extend_from_slice(&chunk);
-        }
-        Ok(bytes)
-    }
-
-    pub(super) fn status_error(&self, attempt: &'static str, status: u16) -> ChartError {
-        ChartError::Refused {
-            chart: Arc::clone(self.chart),
-            attempt,
-            status,
-        }
-    }
-
-    pub(super) fn unreachable_error(
-        &self,
-        attempt: &'static str,
-        source: reqwest::Error,
-    ) -> ChartError {
-        // The URL may contain a password, and the message names the repository anyway.
-        let source = source.without_url();
-        ChartError::Unreachable {
-            chart: Arc::clone(self.chart),
-            attempt,
-            source,
-        }
-    }
-
     /// Returns the header for an HTTP repository. Like Helm, sends it without a challenge.
     pub(super) fn authorization(&self, repo: &Url) -> Option<HeaderValue> {
         let path = repo.path().trim_matches('/');
@@ -172,11 +106,10 @@ impl RepositoryClient<'_> {
         &self,
         repo: &Url,
         entry: &index::IndexEntry,
-    ) -> Result<Vec<u8>, ChartError> {
-        let url = self.entry_url(repo, entry)?;
+    ) -> Result<Vec<u8>, ChartProblem> {
+        let url = resolve_url(repo, entry).ok_or(ChartProblem::EntryUrl)?;
         let response = self.get_linked(repo, url, DOWNLOADING).await?;
-        self.body(response, DOWNLOADING, "the chart", CHART_LIMIT)
-            .await
+        read_body(response, DOWNLOADING, "the chart", CHART_LIMIT).await
     }
 
     /// Downloads the provenance file of an entry of the index.
@@ -184,20 +117,12 @@ impl RepositoryClient<'_> {
         &self,
         repo: &Url,
         entry: &index::IndexEntry,
-    ) -> Result<Vec<u8>, ChartError> {
+    ) -> Result<Vec<u8>, ChartProblem> {
         const ATTEMPT: &str = "downloading the provenance file";
-        let mut url = self.entry_url(repo, entry)?;
+        let mut url = resolve_url(repo, entry).ok_or(ChartProblem::EntryUrl)?;
         url.set_path(&format!("{}{}", url.path(), provenance::SUFFIX));
         let response = self.get_linked(repo, url, ATTEMPT).await?;
-        let limit = provenance::LIMIT;
-        self.body(response, ATTEMPT, "the provenance file", limit)
-            .await
-    }
-
-    fn entry_url(&self, repo: &Url, entry: &index::IndexEntry) -> Result<Url, ChartError> {
-        resolve_url(repo, entry).ok_or_else(|| ChartError::EntryUrl {
-            chart: Arc::clone(self.chart),
-        })
+        read_body(response, ATTEMPT, "the provenance file", provenance::LIMIT).await
     }
 
     /// Downloads a file that the index names.
@@ -206,26 +131,21 @@ impl RepositoryClient<'_> {
         repo: &Url,
         url: Url,
         attempt: &'static str,
-    ) -> Result<Response, ChartError> {
+    ) -> Result<Response, ChartProblem> {
         if let Some(problem) = target_refusal(repo, &url).await {
-            let chart = Arc::clone(self.chart);
-            return Err(ChartError::Redirect {
-                chart,
-                attempt,
-                problem,
-            });
+            return Err(ChartProblem::Redirect { attempt, problem });
         }
         let is_own = url.origin() == repo.origin();
-        let credentials;
+        let for_others;
         let client = if is_own {
             self
         } else {
             // Another host must not receive the client certificate either.
-            credentials = self.credentials.for_others();
-            &RepositoryClient {
-                credentials: &credentials,
-                ..*self
-            }
+            for_others = Self {
+                credentials: Arc::new(self.credentials.for_others()),
+                plain_http: self.plain_http,
+            };
+            &for_others
         };
         let request = GetRequest {
             attempt,
@@ -235,6 +155,42 @@ impl RepositoryClient<'_> {
         };
         Ok(client.send(&request).await?.0)
     }
+}
+
+/// Returns the body of a successful response, up to `limit` bytes. `what` completes "… is larger than".
+pub(super) async fn read_body(
+    mut response: Response,
+    attempt: &'static str,
+    what: &'static str,
+    limit: u64,
+) -> Result<Vec<u8>, ChartProblem> {
+    let status = response.status();
+    if !status.is_success() {
+        let status = status.as_u16();
+        return Err(ChartProblem::Refused { attempt, status });
+    }
+    let declared = response.content_length().unwrap_or(0);
+    if declared > limit {
+        return Err(ChartProblem::TooLarge { what, limit });
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(declared).unwrap_or(0));
+    while let Some(chunk) = response
+        .chunk()
+        .await
+        .map_err(|source| unreachable_error(attempt, source))?
+    {
+        if (bytes.len() + chunk.len()) as u64 > limit {
+            return Err(ChartProblem::TooLarge { what, limit });
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+pub(super) fn unreachable_error(attempt: &'static str, source: reqwest::Error) -> ChartProblem {
+    // The URL may contain a password, and the message names the repository anyway.
+    let source = source.without_url();
+    ChartProblem::Unreachable { attempt, source }
 }
 
 /// Appends `name` to the repository's path and keeps the query, as Helm does.

@@ -1,5 +1,8 @@
 //! Errors of a chart fetch. Every message names the repository, the chart, the version and the fix.
 
+use std::error::Error as _;
+use std::fmt;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,167 +20,99 @@ pub enum ChartFault {
     VersionInvalid,
 }
 
-/// Why a chart is not available.
+/// Why a chart cache cannot be opened.
 #[derive(Debug, Error)]
-pub enum ChartError {
-    #[error(
-        "chart version invalid: {chart}; set a SemVer 2 version such as 1.2.3, or a range such as ^1.2"
-    )]
-    VersionInvalid { chart: Arc<ChartRef> },
-    #[error("chart version not found in repository: {chart}; {}", newest_version(.newest.as_deref()))]
-    VersionNotFound {
-        chart: Arc<ChartRef>,
-        newest: Option<String>,
-    },
-    #[error(
-        "chart not loaded: {chart}: the hub has not resolved its version and content yet; see the hub's log"
-    )]
-    Unresolved { chart: Arc<ChartRef> },
-    #[error(
-        "chart not loaded: {chart}: the repository must be an http(s) or oci URL; \
-         for a local chart leave it empty and name the path of a .tgz"
-    )]
-    Address { chart: Arc<ChartRef> },
-    #[error(
-        "chart not loaded: {chart}: {problem}; write it as oci://HOST[:PORT]/PATH, in lower case"
-    )]
-    Registry {
-        chart: Arc<ChartRef>,
-        problem: &'static str,
-    },
-    #[error("chart not loaded: {chart}: no such chart in the repository; check its name")]
-    Unlisted { chart: Arc<ChartRef> },
-    #[error(
-        "chart not loaded; repo unreachable? {chart}: {attempt} failed; check its address and the network path to it"
-    )]
-    Unreachable {
-        chart: Arc<ChartRef>,
-        attempt: &'static str,
-        #[source]
-        source: reqwest::Error,
-    },
-    #[error("chart not loaded; repo unreachable? {chart}: no complete response within {} s; check the network path to it", .limit.as_secs())]
-    Deadline {
-        chart: Arc<ChartRef>,
-        limit: Duration,
-    },
-    #[error(
-        "chart not loaded; repo unreachable? {chart}: {attempt} returned {status}; {}", status_remedy(*.status)
-    )]
-    Refused {
-        chart: Arc<ChartRef>,
-        attempt: &'static str,
-        status: u16,
-    },
-    #[error("chart not loaded; repo unreachable? {chart}: {attempt}: {problem}; check its address")]
-    Redirect {
-        chart: Arc<ChartRef>,
-        attempt: &'static str,
-        problem: &'static str,
-    },
-    #[error(
-        "chart not loaded: {chart}: {attempt}: {problem}; check the repository's address and content"
-    )]
-    InvalidResponse {
-        chart: Arc<ChartRef>,
-        attempt: &'static str,
-        problem: &'static str,
-    },
-    #[error(
-        "chart not loaded: {chart}: charts come from the hub only (--chart-source=hub): {problem}"
-    )]
-    Hub {
-        chart: Arc<ChartRef>,
-        problem: String,
-    },
-    #[error("chart not loaded: {chart}: {problem}")]
-    Credentials {
-        chart: Arc<ChartRef>,
-        problem: Arc<str>,
-    },
-    #[error(
-        "chart not loaded: {chart}: credentials are not sent over plain HTTP; \
-         use https, or allow it with --insecure-chart-http"
-    )]
-    PlainHttp { chart: Arc<ChartRef> },
-    #[error("chart not loaded: {chart}: {what} is larger than {} MiB and was not read to its end; is it the right repository?", limit >> 20)]
-    TooLarge {
-        chart: Arc<ChartRef>,
-        what: &'static str,
-        limit: u64,
-    },
-    #[error(
-        "chart not loaded: {chart}: index.yaml is not the index of a chart repository; check its address"
-    )]
-    Index {
-        chart: Arc<ChartRef>,
-        #[source]
-        source: serde_saphyr::Error,
-    },
-    #[error(
-        "chart not loaded: {chart}: index.yaml is damaged; check the network path to the repository"
-    )]
-    Unpacking {
-        chart: Arc<ChartRef>,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error(
-        "chart not loaded: {chart}: the index contains no usable URL for it; correct the index"
-    )]
-    EntryUrl { chart: Arc<ChartRef> },
-    #[error(
-        "chart not loaded: {chart}: sha256 is {actual} instead of {expected}; \
-         the chart was changed after it was listed or pinned"
-    )]
-    Digest {
-        chart: Arc<ChartRef>,
-        expected: String,
-        actual: String,
-    },
-    #[error(
-        "chart not loaded: {chart}: the archive is refused; get the chart from its author again"
-    )]
-    Archive {
-        chart: Arc<ChartRef>,
-        #[source]
-        source: ArchiveError,
-    },
-    #[error(
-        "chart not loaded: {chart}: the archive holds chart {actual}; the repository needs repair"
-    )]
-    DifferentChart {
-        chart: Arc<ChartRef>,
-        actual: String,
-    },
-    #[error(
-        "chart not loaded: {chart}: {problem}; charts must be signed by a key of --chart-keyring"
-    )]
-    UnverifiedSignature {
-        chart: Arc<ChartRef>,
-        problem: String,
-    },
-    #[error("chart not loaded: {chart}: reading the file failed; check the path")]
-    Local {
-        chart: Arc<ChartRef>,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("chart not loaded: {chart}: writing it to {} failed", .dir.display())]
-    Store {
-        chart: Arc<ChartRef>,
-        dir: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+pub enum CacheError {
     #[error("the chart cache {} cannot be used; it must be a writable folder", .dir.display())]
     Folder {
         dir: PathBuf,
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
     #[error("failed to create the HTTP client of the chart cache")]
     Client(#[source] reqwest::Error),
+}
+
+/// Why a chart is not available.
+#[derive(Debug)]
+pub struct ChartError {
+    chart: Box<ChartRef>,
+    pub problem: ChartProblem,
+}
+
+/// Why a chart is not available. The message completes that of a [`ChartError`].
+#[derive(Debug, Error)]
+pub enum ChartProblem {
+    #[error("set a SemVer 2 version such as 1.2.3, or a range such as ^1.2")]
+    VersionInvalid,
+    #[error("{}", newest_version(.newest.as_deref()))]
+    VersionNotFound { newest: Option<String> },
+    #[error("the hub has not resolved its version and content yet; see the hub's log")]
+    Unresolved,
+    #[error(
+        "the repository must be an http(s) or oci URL; \
+         for a local chart leave it empty and name the path of a .tgz"
+    )]
+    Address,
+    #[error("{0}; write it as oci://HOST[:PORT]/PATH, in lower case")]
+    Registry(&'static str),
+    #[error("no such chart in the repository; check its name")]
+    Unlisted,
+    #[error("{attempt} failed; check its address and the network path to it")]
+    Unreachable {
+        attempt: &'static str,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("no complete response within {} s; check the network path to it", .0.as_secs())]
+    Deadline(Duration),
+    #[error("{attempt} returned {status}; {}", status_remedy(*.status))]
+    Refused { attempt: &'static str, status: u16 },
+    #[error("{attempt}: {problem}; check its address")]
+    Redirect {
+        attempt: &'static str,
+        problem: &'static str,
+    },
+    #[error("{attempt}: {problem}; check the repository's address and content")]
+    InvalidResponse {
+        attempt: &'static str,
+        problem: &'static str,
+    },
+    #[error("charts come from the hub only (--chart-source=hub): {0}")]
+    Hub(String),
+    #[error("{0}")]
+    Credentials(Arc<str>),
+    #[error(
+        "credentials are not sent over plain HTTP; use https, or allow it with --insecure-chart-http"
+    )]
+    PlainHttp,
+    #[error("{what} is larger than {} MiB and was not read to its end; is it the right repository?", limit >> 20)]
+    TooLarge { what: &'static str, limit: u64 },
+    #[error("index.yaml is not the index of a chart repository; check its address")]
+    Index(#[source] serde_saphyr::Error),
+    #[error("index.yaml is damaged; check the network path to the repository")]
+    Unpacking(#[source] io::Error),
+    #[error("the index contains no usable URL for it; correct the index")]
+    EntryUrl,
+    #[error(
+        "sha256 is {actual} instead of {expected}; \
+         the chart was changed after it was listed or pinned"
+    )]
+    Digest { expected: String, actual: String },
+    #[error("the archive is refused; get the chart from its author again")]
+    Archive(#[from] ArchiveError),
+    #[error("the archive holds chart {0}; the repository needs repair")]
+    DifferentChart(String),
+    #[error("{0}; charts must be signed by a key of --chart-keyring")]
+    UnverifiedSignature(String),
+    #[error("reading the file failed; check the path")]
+    Local(#[source] io::Error),
+    #[error("writing it to {} failed", .dir.display())]
+    Store {
+        dir: PathBuf,
+        #[source]
+        source: io::Error,
+    },
 }
 
 fn newest_version(newest: Option<&str>) -> String {
@@ -196,23 +131,28 @@ fn status_remedy(status: u16) -> &'static str {
     }
 }
 
-impl ChartError {
-    /// Returns whether the fallback may succeed. A registry returns 404 to unknown clients.
-    pub(super) fn allows_fallback(&self) -> bool {
-        match self {
+impl ChartProblem {
+    /// Returns whether the repository did not provide what was requested.
+    fn is_unavailable(&self) -> bool {
+        matches!(
+            self,
             Self::Unreachable { .. }
-            | Self::Deadline { .. }
-            | Self::Refused { .. }
-            | Self::Redirect { .. } => true,
-            Self::Local { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
-            _ => false,
-        }
+                | Self::Deadline(_)
+                | Self::Refused { .. }
+                | Self::Redirect { .. }
+        )
     }
 
-    /// Returns the condition reason.
-    pub fn fault(&self) -> ChartFault {
+    /// Returns whether the fallback may succeed. A registry returns 404 to unknown clients.
+    pub(super) fn allows_fallback(&self) -> bool {
+        let is_missing_file =
+            matches!(self, Self::Local(source) if source.kind() == io::ErrorKind::NotFound);
+        self.is_unavailable() || is_missing_file
+    }
+
+    fn fault(&self) -> ChartFault {
         match self {
-            Self::VersionInvalid { .. } => ChartFault::VersionInvalid,
+            Self::VersionInvalid => ChartFault::VersionInvalid,
             Self::VersionNotFound { .. } => ChartFault::VersionNotFound,
             _ => ChartFault::NotLoaded,
         }
@@ -225,5 +165,40 @@ impl ChartError {
             ChartFault::VersionNotFound => "version_not_found",
             ChartFault::VersionInvalid => "version_invalid",
         }
+    }
+}
+
+impl ChartError {
+    pub(super) fn new(chart: &ChartRef, problem: ChartProblem) -> Self {
+        let chart = Box::new(chart.clone());
+        Self { chart, problem }
+    }
+
+    /// Returns the condition reason.
+    pub fn fault(&self) -> ChartFault {
+        self.problem.fault()
+    }
+}
+
+impl fmt::Display for ChartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { chart, problem } = self;
+        match problem.fault() {
+            ChartFault::VersionInvalid => write!(f, "chart version invalid: {chart}; {problem}"),
+            ChartFault::VersionNotFound => write!(
+                f,
+                "chart version not found in repository: {chart}; {problem}"
+            ),
+            ChartFault::NotLoaded if problem.is_unavailable() => {
+                write!(f, "chart not loaded; repo unreachable? {chart}: {problem}")
+            }
+            ChartFault::NotLoaded => write!(f, "chart not loaded: {chart}: {problem}"),
+        }
+    }
+}
+
+impl std::error::Error for ChartError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.problem.source()
     }
 }

@@ -2,13 +2,11 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::chart_ref::ChartRef;
-use super::error::ChartError;
+use super::error::ChartProblem;
 use super::version::{self, VersionSelector};
 
 /// Maximum size of an index in bytes, as in Flux.
@@ -31,20 +29,15 @@ struct RawEntry {
     digest: Option<String>,
 }
 
-/// Finds the requested entry. Slow for large indexes, so call it outside async threads.
+/// Finds the requested entry of the chart `name`. Slow for large indexes, so call it outside async threads.
 pub(crate) fn find_entry(
-    chart: &Arc<ChartRef>,
+    name: &str,
     selector: &VersionSelector,
     index: &[u8],
-) -> Result<IndexEntry, ChartError> {
-    let versions = parse(index, &chart.name)
-        .map_err(|source| ChartError::Index {
-            chart: Arc::clone(chart),
-            source,
-        })?
-        .ok_or_else(|| ChartError::Unlisted {
-            chart: Arc::clone(chart),
-        })?;
+) -> Result<IndexEntry, ChartProblem> {
+    let versions = parse(index, name)
+        .map_err(ChartProblem::Index)?
+        .ok_or(ChartProblem::Unlisted)?;
     let offered: Vec<(String, RawEntry)> = versions
         .into_iter()
         .filter_map(|mut raw| Some((raw.version.take()?, raw)))
@@ -52,20 +45,11 @@ pub(crate) fn find_entry(
     let Some((version, raw)) = version::pick(selector, &offered, |offer| offer.0.as_str()) else {
         let newest = version::pick(&VersionSelector::Newest, &offered, |offer| offer.0.as_str());
         let newest = newest.map(|offer| offer.0.clone());
-        return Err(ChartError::VersionNotFound {
-            chart: Arc::clone(chart),
-            newest,
-        });
+        return Err(ChartProblem::VersionNotFound { newest });
     };
-    let url = raw
-        .urls
-        .iter()
-        .flatten()
-        .flatten()
-        .find(|url| !url.is_empty());
-    let url = url.ok_or_else(|| ChartError::EntryUrl {
-        chart: Arc::clone(chart),
-    })?;
+    let mut urls = raw.urls.iter().flatten().flatten();
+    let url = urls.find(|url| !url.is_empty());
+    let url = url.ok_or(ChartProblem::EntryUrl)?;
     let digest = raw.digest.as_deref().map(|digest| {
         digest
             .strip_prefix("sha256:")
@@ -164,18 +148,9 @@ entries:
 generated: 2026-11-20T00:00:00Z
 "#;
 
-    fn chart(name: &str, version: &str) -> Arc<ChartRef> {
-        let repo = "https://charts.example.org".to_owned();
-        Arc::new(ChartRef {
-            repo,
-            name: name.to_owned(),
-            version: version.to_owned(),
-        })
-    }
-
-    fn lookup(name: &str, version: &str) -> Result<IndexEntry, ChartError> {
+    fn lookup(name: &str, version: &str) -> Result<IndexEntry, ChartProblem> {
         let selector = version::RequestedVersion::parse(version).unwrap().selector;
-        find_entry(&chart(name, version), &selector, INDEX.as_bytes())
+        find_entry(name, &selector, INDEX.as_bytes())
     }
 
     #[test]
@@ -199,43 +174,32 @@ generated: 2026-11-20T00:00:00Z
     fn missing_version_unlisted_chart_and_bad_link_differ() {
         let missing = lookup("small", "3.0.0").unwrap_err();
         assert!(
-            matches!(&missing, ChartError::VersionNotFound { newest: Some(newest), .. } if newest == "1.1.0"),
+            matches!(&missing, ChartProblem::VersionNotFound { newest: Some(newest) } if newest == "1.1.0"),
             "{missing}"
         );
-        assert!(matches!(
-            lookup("large", "1.0.0"),
-            Err(ChartError::Unlisted { .. })
-        ));
-        assert!(matches!(
-            lookup("small", "0.9.0"),
-            Err(ChartError::EntryUrl { .. })
-        ));
+        let unlisted = lookup("large", "1.0.0").unwrap_err();
+        assert!(matches!(unlisted, ChartProblem::Unlisted), "{unlisted}");
+        let unlinked = lookup("small", "0.9.0").unwrap_err();
+        assert!(matches!(unlinked, ChartProblem::EntryUrl), "{unlinked}");
     }
 
     #[test]
     fn rubbish_is_not_an_index() {
         for rubbish in [
-            "<!doctype html><p>Hello",
-            "[]",
-            "",
-            "apiVersion: v1",
-            "a: b: c",
-            "\u{0}",
+            b"<!doctype html><p>Hello".as_slice(),
+            b"[]",
+            b"",
+            b"apiVersion: v1",
+            b"a: b: c",
+            b"\0",
+            b"\xff\xfe",
         ] {
-            let result = find_entry(
-                &chart("small", ""),
-                &VersionSelector::Newest,
-                rubbish.as_bytes(),
-            );
+            let result = find_entry("small", &VersionSelector::Newest, rubbish);
             assert!(
-                matches!(result, Err(ChartError::Index { .. })),
+                matches!(result, Err(ChartProblem::Index(_))),
                 "{rubbish:?}: {result:?}"
             );
         }
-        assert!(matches!(
-            find_entry(&chart("small", ""), &VersionSelector::Newest, b"\xff\xfe"),
-            Err(ChartError::Index { .. })
-        ));
     }
 
     #[test]
@@ -246,12 +210,7 @@ generated: 2026-11-20T00:00:00Z
                 "    - {{version: 0.0.{number}, urls: [a, b, c, d, e]}}\n"
             ));
         }
-        let newest = find_entry(
-            &chart("big", ""),
-            &VersionSelector::Newest,
-            index.as_bytes(),
-        )
-        .unwrap();
-        assert_eq!(newest.version, "0.0.29999");
+        let newest = find_entry("big", &VersionSelector::Newest, index.as_bytes());
+        assert_eq!(newest.unwrap().version, "0.0.29999");
     }
 }

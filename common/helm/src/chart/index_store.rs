@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use flate2::read::MultiGzDecoder;
 use krypton_runtime::off_thread;
@@ -12,8 +12,8 @@ use reqwest::header::{
 };
 use reqwest::{StatusCode, Url};
 
-use super::download::{GetRequest, RepositoryClient, append_path};
-use super::error::ChartError;
+use super::download::{GetRequest, RepositoryClient, append_path, read_body};
+use super::error::ChartProblem;
 use super::files::write_file;
 use super::index;
 
@@ -48,9 +48,9 @@ impl IndexStore {
     /// Returns the current index of `repo`.
     pub(super) async fn read(
         &self,
-        client: &RepositoryClient<'_>,
+        client: &RepositoryClient,
         repo: &Url,
-    ) -> Result<Vec<u8>, ChartError> {
+    ) -> Result<Vec<u8>, ChartProblem> {
         let url = append_path(repo, "index.yaml");
         let cached = match self.cached(&url) {
             Some(index) => load(index.clone()).await.map(|bytes| (index, bytes)),
@@ -74,16 +74,10 @@ impl IndexStore {
         let tag = response.headers().get(ETAG).cloned();
         let encoding = response.headers().get(CONTENT_ENCODING);
         let is_gzip = encoding.is_some_and(|value| value == "gzip" || value == "x-gzip");
-        let bytes = client
-            .body(response, ATTEMPT, "index.yaml", index::LIMIT)
-            .await?;
-        let bytes = if is_gzip {
-            unpack(client, bytes).await?
-        } else {
-            bytes
-        };
+        let bytes = read_body(response, ATTEMPT, "index.yaml", index::LIMIT).await?;
+        let bytes = if is_gzip { unpack(bytes).await? } else { bytes };
         match tag.filter(|tag| tag.len() <= MAX_TAG_LENGTH) {
-            Some(tag) => self.store(url, tag, bytes).await,
+            Some(tag) => Ok(self.store(url, tag, bytes).await),
             None => Ok(bytes),
         }
     }
@@ -93,13 +87,8 @@ impl IndexStore {
         cached.iter().find(|index| index.url == *url).cloned()
     }
 
-    /// Stores an index. An error only causes another download.
-    async fn store(
-        &self,
-        url: Url,
-        tag: HeaderValue,
-        bytes: Vec<u8>,
-    ) -> Result<Vec<u8>, ChartError> {
+    /// Stores an index and returns it. An error only causes another download.
+    async fn store(&self, url: Url, tag: HeaderValue, bytes: Vec<u8>) -> Vec<u8> {
         let dir = self.dir.clone();
         let name = format!("index-{}.yaml", sha256_hex(url.as_str().as_bytes()));
         let path = dir.join(name);
@@ -132,7 +121,7 @@ impl IndexStore {
         {
             tracing::debug!(%error, "failed to remove an old index");
         }
-        Ok(bytes)
+        bytes
     }
 }
 
@@ -145,20 +134,16 @@ async fn load(index: CachedIndex) -> Option<Vec<u8>> {
     .await
 }
 
-async fn unpack(client: &RepositoryClient<'_>, packed: Vec<u8>) -> Result<Vec<u8>, ChartError> {
+async fn unpack(packed: Vec<u8>) -> Result<Vec<u8>, ChartProblem> {
     let unpacked = off_thread::run(move || {
         let mut bytes = Vec::new();
         let limited = MultiGzDecoder::new(packed.as_slice()).take(index::LIMIT + 1);
         io::copy(&mut io::BufReader::new(limited), &mut bytes).map(|_| bytes)
     })
     .await
-    .map_err(|source| ChartError::Unpacking {
-        chart: Arc::clone(client.chart),
-        source,
-    })?;
+    .map_err(ChartProblem::Unpacking)?;
     if unpacked.len() as u64 > index::LIMIT {
-        return Err(ChartError::TooLarge {
-            chart: Arc::clone(client.chart),
+        return Err(ChartProblem::TooLarge {
             what: "index.yaml",
             limit: index::LIMIT,
         });

@@ -10,12 +10,14 @@ use krypton_runtime::off_thread;
 use tracing::Instrument as _;
 use tracing::field::Empty;
 
-use super::credentials::Credentials;
 use super::download::{CHART_LIMIT, RepositoryClient};
 use super::files::write_file;
-use super::origin::{ListedChart, Origin, inspect};
+use super::origin::{ListedChart, Origin};
 use super::version::{self, RequestedVersion, VersionSelector};
-use super::{ChartCache, ChartError, ChartRef, ChartSource, FetchedChart, index, oci, provenance};
+use super::{
+    ChartCache, ChartError, ChartProblem, ChartRef, ChartSource, FetchedChart, archive, index, oci,
+    provenance,
+};
 
 /// Deadline of a whole fetch, index and chart together.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -26,54 +28,48 @@ impl ChartCache {
     /// # Errors
     /// Returns an error if the repository is unreachable or has no matching version.
     pub async fn resolve(&self, chart: &ChartRef) -> Result<String, ChartError> {
-        let chart = Arc::new(chart.clone());
-        let Some(requested) = RequestedVersion::parse(&chart.version) else {
-            return Err(ChartError::VersionInvalid { chart });
-        };
+        let resolved = Box::pin(self.resolve_version(chart)).await;
+        resolved.map_err(|problem| ChartError::new(chart, problem))
+    }
+
+    async fn resolve_version(&self, chart: &ChartRef) -> Result<String, ChartProblem> {
+        let requested = parse_version(chart)?;
         let resolved = async {
-            if oci::is_oci(&chart) {
-                let credentials = self.credentials(&chart)?;
-                let client = self.client(&chart, &credentials);
-                oci::resolve(&client, &requested.selector).await
+            if oci::is_oci(chart) {
+                let client = self.client()?;
+                oci::resolve(&client, chart, &requested.selector).await
             } else if chart.repo.is_empty() {
-                let bytes = read_local_file(&chart, String::new(), CHART_LIMIT).await?;
-                let metadata = {
-                    let chart = Arc::clone(&chart);
-                    off_thread::run(move || inspect(&chart, &bytes)).await?
-                };
+                let bytes = read_local_file(chart, "", CHART_LIMIT).await?;
+                let metadata = off_thread::run(move || archive::inspect(&bytes)).await?;
                 let offered = [metadata.version];
                 match version::pick(&requested.selector, &offered, String::as_str) {
                     Some(version) => Ok(version.clone()),
                     None => {
-                        let [newest] = offered;
-                        let (chart, newest) = (Arc::clone(&chart), Some(newest));
-                        Err(ChartError::VersionNotFound { chart, newest })
+                        let newest = offered.into_iter().next();
+                        Err(ChartProblem::VersionNotFound { newest })
                     }
                 }
             } else {
-                let (_, entry) = self.index_entry(&chart, &requested.selector).await?;
+                let (_, _, entry) = self.index_entry(chart, &requested.selector).await?;
                 Ok(entry.version)
             }
         };
-        with_deadline(&chart, resolved).await
+        with_deadline(resolved).await
     }
 
     pub(super) async fn load_or_fall_back(
         &self,
-        chart: &Arc<ChartRef>,
-    ) -> Result<FetchedChart, ChartError> {
-        let Some(requested) = RequestedVersion::parse(&chart.version) else {
-            let chart = Arc::clone(chart);
-            return Err(ChartError::VersionInvalid { chart });
-        };
+        chart: &ChartRef,
+    ) -> Result<FetchedChart, ChartProblem> {
+        let requested = parse_version(chart)?;
         let fallback = match (&self.fallback, self.source) {
             (None, _) | (_, ChartSource::Direct) => return self.load(chart, &requested).await,
             (Some(fallback), _) => fallback,
         };
-        let error = match self.source {
+        let first_problem = match self.source {
             ChartSource::Hub => None,
             _ => match self.load(chart, &requested).await {
-                Err(error) if error.allows_fallback() => Some(error),
+                Err(problem) if problem.allows_fallback() => Some(problem),
                 loaded => return loaded,
             },
         };
@@ -86,18 +82,14 @@ impl ChartCache {
                         DEADLINE.as_secs()
                     ))
                 });
-            let bytes = response.map_err(|problem| ChartError::Hub {
-                chart: Arc::clone(chart),
-                problem,
-            })?;
-            let archive = (bytes, None, Origin::Fallback);
+            let archive = (response.map_err(ChartProblem::Hub)?, None, Origin::Fallback);
             self.verify_and_store(chart, &requested, archive).await
         };
-        match (self.record_fetch("hub", chart, fetch).await, error) {
-            // Report the error of the repository, because users can fix that one.
-            (Err(ChartError::Hub { problem, .. }), Some(error)) => {
+        match (self.record_fetch("hub", chart, fetch).await, first_problem) {
+            // Report the problem of the repository, because users can fix that one.
+            (Err(ChartProblem::Hub(problem)), Some(first_problem)) => {
                 tracing::warn!(%chart, %problem, "the hub cannot provide the chart either");
-                Err(error)
+                Err(first_problem)
             }
             (fetched, _) => fetched,
         }
@@ -108,13 +100,13 @@ impl ChartCache {
         &self,
         source: &'static str,
         chart: &ChartRef,
-        fetch: impl Future<Output = Result<FetchedChart, ChartError>>,
-    ) -> Result<FetchedChart, ChartError> {
+        fetch: impl Future<Output = Result<FetchedChart, ChartProblem>>,
+    ) -> Result<FetchedChart, ChartProblem> {
         let span = tracing::error_span!("chart", %chart, source, outcome = Empty);
         let started = BootTime::now();
         let fetched = fetch.instrument(span.clone()).await;
         let duration = BootTime::now().since(started);
-        let outcome = fetched.as_ref().err().map_or("ok", ChartError::outcome);
+        let outcome = fetched.as_ref().err().map_or("ok", ChartProblem::outcome);
         self.metrics.record_fetch(source, duration, outcome);
         span.record("outcome", outcome);
         fetched
@@ -122,22 +114,20 @@ impl ChartCache {
 
     async fn load(
         &self,
-        chart: &Arc<ChartRef>,
+        chart: &ChartRef,
         requested: &RequestedVersion,
-    ) -> Result<FetchedChart, ChartError> {
+    ) -> Result<FetchedChart, ChartProblem> {
         if matches!(requested.selector, VersionSelector::Range(_)) {
             // The hub could not resolve the range. The cause probably affects this process too, so report its
             // own error.
-            Box::pin(self.resolve(chart)).await?;
-            let chart = Arc::clone(chart);
-            return Err(ChartError::Unresolved { chart });
+            Box::pin(self.resolve_version(chart)).await?;
+            return Err(ChartProblem::Unresolved);
         }
         let needs_provenance = self.signature_verifier.is_some();
         let fetch = async {
             let archive = if oci::is_oci(chart) {
-                let credentials = self.credentials(chart)?;
-                let client = self.client(chart, &credentials);
-                let pulled = oci::pull(&client, requested, needs_provenance).await?;
+                let client = self.client()?;
+                let pulled = oci::pull(&client, chart, requested, needs_provenance).await?;
                 let listed = ListedChart {
                     name: pulled.name,
                     version: pulled.version,
@@ -146,15 +136,12 @@ impl ChartCache {
                 };
                 (pulled.bytes, pulled.provenance, Origin::Listed(listed))
             } else if chart.repo.is_empty() {
-                let bytes = read_local_file(chart, String::new(), CHART_LIMIT).await?;
-                let suffix = provenance::SUFFIX.to_owned();
-                let read = read_local_file(chart, suffix, provenance::LIMIT);
+                let bytes = read_local_file(chart, "", CHART_LIMIT).await?;
+                let read = read_local_file(chart, provenance::SUFFIX, provenance::LIMIT);
                 let provenance = provenance::fetch_if(needs_provenance, read).await?;
                 (bytes, provenance, Origin::File)
             } else {
-                let (repo, entry) = self.index_entry(chart, &requested.selector).await?;
-                let credentials = self.credentials(chart)?;
-                let client = self.client(chart, &credentials);
+                let (client, repo, entry) = self.index_entry(chart, &requested.selector).await?;
                 let bytes = client.archive(&repo, &entry).await?;
                 let download = client.provenance(&repo, &entry);
                 let provenance = provenance::fetch_if(needs_provenance, download).await?;
@@ -168,59 +155,46 @@ impl ChartCache {
             };
             self.verify_and_store(chart, requested, archive).await
         };
-        self.record_fetch("repository", chart, with_deadline(chart, fetch))
+        self.record_fetch("repository", chart, with_deadline(fetch))
             .await
     }
 
-    /// Returns the chart's entry in the index of an HTTP repository.
+    /// Returns the chart's entry in the index of an HTTP repository, with the repository and its client.
     async fn index_entry(
         &self,
-        chart: &Arc<ChartRef>,
+        chart: &ChartRef,
         selector: &VersionSelector,
-    ) -> Result<(reqwest::Url, index::IndexEntry), ChartError> {
+    ) -> Result<(RepositoryClient, reqwest::Url, index::IndexEntry), ChartProblem> {
         let repo = repository_url(chart)?;
-        let credentials = self.credentials(chart)?;
-        let index = self
-            .indexes
-            .read(&self.client(chart, &credentials), &repo)
-            .await?;
-        let (chart, selector) = (Arc::clone(chart), selector.clone());
-        let entry = off_thread::run(move || index::find_entry(&chart, &selector, &index)).await?;
-        Ok((repo, entry))
+        let client = self.client()?;
+        let index = self.indexes.read(&client, &repo).await?;
+        let (name, selector) = (chart.name.clone(), selector.clone());
+        let entry = off_thread::run(move || index::find_entry(&name, &selector, &index)).await?;
+        Ok((client, repo, entry))
     }
 
-    fn credentials(&self, chart: &Arc<ChartRef>) -> Result<Arc<Credentials>, ChartError> {
-        match &self.credentials {
-            None => Ok(Arc::clone(&self.anonymous)),
-            Some(current) => current.get().map_err(|problem| ChartError::Credentials {
-                chart: Arc::clone(chart),
-                problem,
-            }),
-        }
-    }
-
-    fn client<'a>(
-        &self,
-        chart: &'a Arc<ChartRef>,
-        credentials: &'a Credentials,
-    ) -> RepositoryClient<'a> {
-        RepositoryClient {
-            chart,
+    /// Returns a client with the current credentials.
+    fn client(&self) -> Result<RepositoryClient, ChartProblem> {
+        let credentials = match &self.credentials {
+            None => Arc::clone(&self.anonymous),
+            Some(current) => current.get().map_err(ChartProblem::Credentials)?,
+        };
+        Ok(RepositoryClient {
             credentials,
             plain_http: self.plain_http,
-        }
+        })
     }
 
     /// Checks the archive and stores it under its digest.
     async fn verify_and_store(
         &self,
-        chart: &Arc<ChartRef>,
+        chart: &ChartRef,
         requested: &RequestedVersion,
         (bytes, provenance, origin): ReceivedArchive,
-    ) -> Result<FetchedChart, ChartError> {
+    ) -> Result<FetchedChart, ChartProblem> {
         let bytes = Arc::new(bytes);
         let (sha256, metadata) = {
-            let (chart, requested) = (Arc::clone(chart), requested.clone());
+            let (chart, requested) = (chart.clone(), requested.clone());
             let bytes = Arc::clone(&bytes);
             off_thread::run(move || origin.verify(&chart, &requested, &bytes)).await?
         };
@@ -231,9 +205,9 @@ impl ChartCache {
                 archive: Arc::clone(&bytes),
                 provenance,
             };
-            signed.verify(verifier.as_ref(), chart).await?;
+            signed.verify(verifier.as_ref()).await?;
         }
-        let (chart, dir) = (Arc::clone(chart), self.dir.clone());
+        let dir = self.dir.clone();
         off_thread::run(move || {
             let path = dir.join(format!("{sha256}.tgz"));
             match write_file(&dir, &path, &bytes) {
@@ -243,7 +217,7 @@ impl ChartCache {
                     name: metadata.name,
                     version: metadata.version,
                 }),
-                Err(source) => Err(ChartError::Store { chart, dir, source }),
+                Err(source) => Err(ChartProblem::Store { dir, source }),
             }
         })
         .await
@@ -253,43 +227,34 @@ impl ChartCache {
 /// A received archive, and its provenance file if one was requested.
 type ReceivedArchive = (Vec<u8>, Option<Vec<u8>>, Origin);
 
-fn repository_url(chart: &Arc<ChartRef>) -> Result<reqwest::Url, ChartError> {
-    let url = reqwest::Url::parse(&chart.repo);
-    url.ok()
-        .filter(|url| matches!(url.scheme(), "http" | "https"))
-        .ok_or_else(|| ChartError::Address {
-            chart: Arc::clone(chart),
-        })
+fn parse_version(chart: &ChartRef) -> Result<RequestedVersion, ChartProblem> {
+    RequestedVersion::parse(&chart.version).ok_or(ChartProblem::VersionInvalid)
+}
+
+fn repository_url(chart: &ChartRef) -> Result<reqwest::Url, ChartProblem> {
+    let url = reqwest::Url::parse(&chart.repo).ok();
+    url.filter(|url| matches!(url.scheme(), "http" | "https"))
+        .ok_or(ChartProblem::Address)
 }
 
 async fn with_deadline<T>(
-    chart: &Arc<ChartRef>,
-    work: impl Future<Output = Result<T, ChartError>>,
-) -> Result<T, ChartError> {
-    tokio::time::timeout(DEADLINE, work)
-        .await
-        .unwrap_or_else(|_| {
-            Err(ChartError::Deadline {
-                chart: Arc::clone(chart),
-                limit: DEADLINE,
-            })
-        })
+    work: impl Future<Output = Result<T, ChartProblem>>,
+) -> Result<T, ChartProblem> {
+    let result = tokio::time::timeout(DEADLINE, work).await;
+    result.unwrap_or(Err(ChartProblem::Deadline(DEADLINE)))
 }
 
 /// Reads the file whose path is the chart's name plus `suffix`.
 async fn read_local_file(
-    chart: &Arc<ChartRef>,
-    suffix: String,
+    chart: &ChartRef,
+    suffix: &str,
     limit: u64,
-) -> Result<Vec<u8>, ChartError> {
+) -> Result<Vec<u8>, ChartProblem> {
     if !chart.name.ends_with(".tgz") {
-        return Err(ChartError::Address {
-            chart: Arc::clone(chart),
-        });
+        return Err(ChartProblem::Address);
     }
-    let chart = Arc::clone(chart);
+    let path = format!("{}{suffix}", chart.name);
     off_thread::run(move || {
-        let path = format!("{}{suffix}", chart.name);
         let read = || {
             // Reading a pipe or a device could block forever.
             if !std::fs::metadata(&path)?.is_file() {
@@ -302,13 +267,12 @@ async fn read_local_file(
             Ok(bytes)
         };
         match read() {
-            Ok(bytes) if bytes.len() as u64 > limit => Err(ChartError::TooLarge {
-                chart,
+            Ok(bytes) if bytes.len() as u64 > limit => Err(ChartProblem::TooLarge {
                 what: "the file",
                 limit,
             }),
             Ok(bytes) => Ok(bytes),
-            Err(source) => Err(ChartError::Local { chart, source }),
+            Err(error) => Err(ChartProblem::Local(error)),
         }
     })
     .await

@@ -3,8 +3,6 @@
 //! No existing library limits the size of responses and lets the caller restrict the hosts that receive a
 //! password.
 
-use std::sync::Arc;
-
 use krypton_types::fingerprint::sha256_hex;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, LINK, WWW_AUTHENTICATE};
 use reqwest::{Response, Url};
@@ -21,8 +19,10 @@ use reference::OciReference;
 
 use super::chart_ref::ChartRef;
 use super::credentials::{self, Login};
-use super::download::{CHART_LIMIT, GetRequest, RepositoryClient, is_loopback};
-use super::error::ChartError;
+use super::download::{
+    CHART_LIMIT, GetRequest, RepositoryClient, is_loopback, read_body, unreachable_error,
+};
+use super::error::ChartProblem;
 use super::provenance;
 use super::target_check::target_refusal;
 use super::version::{self, RequestedVersion, VersionSelector};
@@ -99,18 +99,19 @@ struct TokenResponse {
 
 /// Pulls the requested chart and verifies the digests of the manifest and the archive.
 pub(super) async fn pull(
-    client: &RepositoryClient<'_>,
+    client: &RepositoryClient,
+    chart: &ChartRef,
     requested: &RequestedVersion,
     with_provenance: bool,
-) -> Result<PulledChart, ChartError> {
-    let mut registry = RegistryClient::open(client)?;
+) -> Result<PulledChart, ChartProblem> {
+    let mut registry = RegistryClient::open(client, chart)?;
     let version = match &requested.selector {
         VersionSelector::Exact(version) => version.clone(),
         selector => registry.resolve(selector).await?,
     };
     let (version, manifest) = registry.manifest(&version).await?;
     let manifest_sha256 = sha256_hex(&manifest);
-    let layers = layers(client.chart, &manifest)?;
+    let layers = layers(&manifest)?;
     let (bytes, sha256) = registry
         .blob(&layers.chart, DOWNLOADING, "the chart")
         .await?;
@@ -135,15 +136,16 @@ pub(super) async fn pull(
 
 /// Returns the version that `selector` currently resolves to.
 pub(super) async fn resolve(
-    client: &RepositoryClient<'_>,
+    client: &RepositoryClient,
+    chart: &ChartRef,
     selector: &VersionSelector,
-) -> Result<String, ChartError> {
-    RegistryClient::open(client)?.resolve(selector).await
+) -> Result<String, ChartProblem> {
+    RegistryClient::open(client, chart)?.resolve(selector).await
 }
 
 /// A connection to a registry, with its protocol and authorization.
 struct RegistryClient<'a> {
-    client: &'a RepositoryClient<'a>,
+    client: &'a RepositoryClient,
     reference: OciReference,
     /// URL of the registry, with the protocol that it answers.
     registry: Url,
@@ -153,12 +155,8 @@ struct RegistryClient<'a> {
 }
 
 impl<'a> RegistryClient<'a> {
-    fn open(client: &'a RepositoryClient<'a>) -> Result<Self, ChartError> {
-        let reference =
-            OciReference::parse(client.chart).map_err(|problem| ChartError::Registry {
-                chart: Arc::clone(client.chart),
-                problem,
-            })?;
+    fn open(client: &'a RepositoryClient, chart: &ChartRef) -> Result<Self, ChartProblem> {
+        let reference = OciReference::parse(chart).map_err(ChartProblem::Registry)?;
         let mut registry = reference.registry.clone();
         let is_loopback = is_loopback(&registry);
         if client.plain_http && !is_loopback {
@@ -192,11 +190,11 @@ impl<'a> RegistryClient<'a> {
 
     /// Sends a request and authenticates if the registry requires it and credentials are available. Returns
     /// the response with any status.
-    async fn get(&mut self, mut request: GetRequest) -> Result<Response, ChartError> {
+    async fn get(&mut self, mut request: GetRequest) -> Result<Response, ChartProblem> {
         request.authorization.clone_from(&self.authorization);
         let mut result = self.client.send(&request).await;
         // A registry on the loopback interface may omit TLS.
-        if let Err(ChartError::Unreachable { source, .. }) = &result
+        if let Err(ChartProblem::Unreachable { source, .. }) = &result
             && self.may_use_plain_http
             && source.is_connect()
         {
@@ -205,7 +203,9 @@ impl<'a> RegistryClient<'a> {
             request.url = with_plain_http(&request.url);
             result = match self.client.send(&request).await {
                 // Report the error of the configured protocol.
-                Err(ChartError::Unreachable { source, .. }) if source.is_connect() => first_result,
+                Err(ChartProblem::Unreachable { source, .. }) if source.is_connect() => {
+                    first_result
+                }
                 result => result,
             };
         }
@@ -230,7 +230,7 @@ impl<'a> RegistryClient<'a> {
     async fn authorize(
         &self,
         challenge: Option<Challenge>,
-    ) -> Result<Option<HeaderValue>, ChartError> {
+    ) -> Result<Option<HeaderValue>, ChartProblem> {
         let login = self
             .client
             .credentials
@@ -251,7 +251,7 @@ impl<'a> RegistryClient<'a> {
                 _,
             ) => (realm, service, scope),
         };
-        let response_error = |problem| self.invalid_response(REQUESTING_TOKEN, problem);
+        let response_error = |problem| invalid_response(REQUESTING_TOKEN, problem);
         let mut url = realm_url(&realm)
             .ok_or_else(|| response_error("the registry names no address for it"))?;
         if url.scheme() == "http" && !self.client.is_private(&url) {
@@ -285,11 +285,8 @@ impl<'a> RegistryClient<'a> {
         let response = builder
             .send()
             .await
-            .map_err(|source| self.client.unreachable_error(REQUESTING_TOKEN, source))?;
-        let body = self
-            .client
-            .body(response, REQUESTING_TOKEN, "the token", TOKEN_LIMIT)
-            .await?;
+            .map_err(|source| unreachable_error(REQUESTING_TOKEN, source))?;
+        let body = read_body(response, REQUESTING_TOKEN, "the token", TOKEN_LIMIT).await?;
         let body = Zeroizing::new(body);
         token_header(&body)
             .map(Some)
@@ -297,7 +294,7 @@ impl<'a> RegistryClient<'a> {
     }
 
     /// Returns the manifest of a version, and the version as its tag spells it.
-    async fn manifest(&mut self, version: &str) -> Result<(String, Vec<u8>), ChartError> {
+    async fn manifest(&mut self, version: &str) -> Result<(String, Vec<u8>), ChartProblem> {
         // Treat versions with and without a leading `v` as equal, as everywhere else.
         let other_spelling = match version.strip_prefix('v') {
             Some(without) => without.to_owned(),
@@ -319,14 +316,11 @@ impl<'a> RegistryClient<'a> {
                 .get("docker-content-digest")
                 .and_then(|value| value.to_str().ok()?.strip_prefix("sha256:"))
                 .map(ToOwned::to_owned);
-            let bytes = self
-                .client
-                .body(response, READING_MANIFEST, "the manifest", MANIFEST_LIMIT)
-                .await?;
+            let bytes =
+                read_body(response, READING_MANIFEST, "the manifest", MANIFEST_LIMIT).await?;
             let actual = sha256_hex(&bytes);
             return match declared.filter(|declared| *declared != actual) {
-                Some(declared) => Err(ChartError::Digest {
-                    chart: Arc::clone(self.client.chart),
+                Some(declared) => Err(ChartProblem::Digest {
                     expected: declared.escape_debug().to_string(),
                     actual,
                 }),
@@ -335,29 +329,13 @@ impl<'a> RegistryClient<'a> {
         }
         // Find out whether the version or the whole chart is missing. Registries also return 404 for a chart
         // without access.
-        let offered = match self.versions().await {
-            Ok(offered) => offered,
-            Err(ChartError::Refused { .. }) => {
-                return Err(self.client.status_error(READING_MANIFEST, status));
-            }
-            Err(error) => return Err(error),
-        };
-        Err(self.version_not_found(&offered))
-    }
-
-    fn version_not_found(&self, offered: &[String]) -> ChartError {
-        let newest = version::pick(&VersionSelector::Newest, offered, String::as_str);
-        ChartError::VersionNotFound {
-            chart: Arc::clone(self.client.chart),
-            newest: newest.cloned(),
-        }
-    }
-
-    fn invalid_response(&self, attempt: &'static str, problem: &'static str) -> ChartError {
-        ChartError::InvalidResponse {
-            chart: Arc::clone(self.client.chart),
-            attempt,
-            problem,
+        match self.versions().await {
+            Ok(offered) => Err(version_not_found(&offered)),
+            Err(ChartProblem::Refused { .. }) => Err(ChartProblem::Refused {
+                attempt: READING_MANIFEST,
+                status,
+            }),
+            Err(problem) => Err(problem),
         }
     }
 
@@ -367,34 +345,30 @@ impl<'a> RegistryClient<'a> {
         layer: &LayerDescriptor,
         attempt: &'static str,
         what: &'static str,
-    ) -> Result<(Vec<u8>, String), ChartError> {
+    ) -> Result<(Vec<u8>, String), ChartProblem> {
         let request = self.request(attempt, &["blobs", &layer.digest]);
         let response = self.get(request).await?;
-        let bytes = self
-            .client
-            .body(response, attempt, what, layer.size)
-            .await?;
+        let bytes = read_body(response, attempt, what, layer.size).await?;
         let expected = layer.digest.strip_prefix("sha256:").unwrap_or_default();
         let actual = sha256_hex(&bytes);
         if actual == expected {
             return Ok((bytes, actual));
         }
-        Err(ChartError::Digest {
-            chart: Arc::clone(self.client.chart),
+        Err(ChartProblem::Digest {
             expected: expected.to_owned(),
             actual,
         })
     }
 
     /// Returns the version that `selector` currently resolves to.
-    async fn resolve(&mut self, selector: &VersionSelector) -> Result<String, ChartError> {
+    async fn resolve(&mut self, selector: &VersionSelector) -> Result<String, ChartProblem> {
         let offered = self.versions().await?;
         let version = version::pick(selector, &offered, String::as_str).cloned();
-        version.ok_or_else(|| self.version_not_found(&offered))
+        version.ok_or_else(|| version_not_found(&offered))
     }
 
     /// Returns all tags that are versions, page by page.
-    async fn versions(&mut self) -> Result<Vec<String>, ChartError> {
+    async fn versions(&mut self) -> Result<Vec<String>, ChartProblem> {
         let mut versions = Vec::new();
         let mut request = self.request(LISTING_TAGS, &["tags", "list"]);
         request
@@ -413,12 +387,8 @@ impl<'a> RegistryClient<'a> {
                 .headers()
                 .get(LINK)
                 .and_then(|link| next_page_url(&base, link.to_str().ok()?));
-            let body = self
-                .client
-                .body(response, LISTING_TAGS, "the list of tags", TAGS_LIMIT)
-                .await?;
-            let not_a_list =
-                || self.invalid_response(LISTING_TAGS, "the answer is not a list of tags");
+            let body = read_body(response, LISTING_TAGS, "the list of tags", TAGS_LIMIT).await?;
+            let not_a_list = || invalid_response(LISTING_TAGS, "the answer is not a list of tags");
             versions.extend(versions_in(&body).ok_or_else(not_a_list)?);
             // At most 25 MB, if every tag has the maximum length.
             if versions.len() > PAGE_SIZE * MAX_PAGES {
@@ -434,20 +404,25 @@ impl<'a> RegistryClient<'a> {
                 authorization: None,
             };
         }
-        Err(self.invalid_response(LISTING_TAGS, "the list of tags does not end"))
+        Err(invalid_response(
+            LISTING_TAGS,
+            "the list of tags does not end",
+        ))
     }
 }
 
+fn version_not_found(offered: &[String]) -> ChartProblem {
+    let newest = version::pick(&VersionSelector::Newest, offered, String::as_str).cloned();
+    ChartProblem::VersionNotFound { newest }
+}
+
+fn invalid_response(attempt: &'static str, problem: &'static str) -> ChartProblem {
+    ChartProblem::InvalidResponse { attempt, problem }
+}
+
 /// Returns the layers with the chart and, if present, its provenance.
-pub(crate) fn layers(
-    chart_ref: &Arc<ChartRef>,
-    manifest: &[u8],
-) -> Result<ChartLayers, ChartError> {
-    let response_error = |problem| ChartError::InvalidResponse {
-        chart: Arc::clone(chart_ref),
-        attempt: READING_MANIFEST,
-        problem,
-    };
+pub(crate) fn layers(manifest: &[u8]) -> Result<ChartLayers, ChartProblem> {
+    let response_error = |problem| invalid_response(READING_MANIFEST, problem);
     let manifest: Manifest = serde_json::from_slice(manifest)
         .map_err(|_| response_error("it is not the manifest of a chart"))?;
     if manifest.config.media_type != CONFIG_TYPE {
@@ -479,8 +454,7 @@ pub(crate) fn layers(
             return Err(response_error("the digest of a layer is not a sha256"));
         }
         if layer.size > limit {
-            let chart = Arc::clone(chart_ref);
-            return Err(ChartError::TooLarge { chart, what, limit });
+            return Err(ChartProblem::TooLarge { what, limit });
         }
     }
     Ok(ChartLayers { chart, provenance })

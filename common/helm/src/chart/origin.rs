@@ -1,11 +1,9 @@
 //! Origin of an archive, and the checks that the origin requires.
 
-use std::sync::Arc;
-
 use krypton_types::fingerprint::sha256_hex;
 
 use super::chart_ref::ChartRef;
-use super::error::ChartError;
+use super::error::ChartProblem;
 use super::version::{self, RequestedVersion, VersionSelector};
 use super::{archive, oci};
 
@@ -30,19 +28,18 @@ impl Origin {
     /// Returns the archive's digest and content if it is the requested chart. Slow for large archives.
     pub(super) fn verify(
         &self,
-        chart: &Arc<ChartRef>,
+        chart: &ChartRef,
         requested: &RequestedVersion,
         bytes: &[u8],
-    ) -> Result<(String, archive::ChartMetadata), ChartError> {
+    ) -> Result<(String, archive::ChartMetadata), ChartProblem> {
         let sha256 = sha256_hex(bytes);
         if let Some(expected) = unmet_digest(chart, requested, self, &sha256) {
-            return Err(ChartError::Digest {
-                chart: Arc::clone(chart),
+            return Err(ChartProblem::Digest {
                 expected: expected.escape_debug().to_string(),
                 actual: sha256,
             });
         }
-        let metadata = inspect(chart, bytes)?;
+        let metadata = archive::inspect(bytes)?;
         let is_other_chart = match self {
             Origin::Listed(listed) => {
                 metadata.name != listed.name || !version::same(&metadata.version, &listed.version)
@@ -51,19 +48,15 @@ impl Origin {
             Origin::File => false,
         };
         if is_other_chart {
-            return Err(ChartError::DifferentChart {
-                chart: Arc::clone(chart),
-                actual: format!("{} {}", metadata.name, metadata.version),
-            });
+            let actual = format!("{} {}", metadata.name, metadata.version);
+            return Err(ChartProblem::DifferentChart(actual));
         }
         if let VersionSelector::Exact(version) = &requested.selector
             && !matches!(self, Origin::Listed(_))
             && !version::same(&metadata.version, version)
         {
-            return Err(ChartError::VersionNotFound {
-                chart: Arc::clone(chart),
-                newest: Some(metadata.version),
-            });
+            let newest = Some(metadata.version);
+            return Err(ChartProblem::VersionNotFound { newest });
         }
         Ok((sha256, metadata))
     }
@@ -100,14 +93,4 @@ fn has_other_name(chart: &ChartRef, actual: &str) -> bool {
     } else {
         !chart.repo.is_empty() && chart.name != actual
     }
-}
-
-pub(super) fn inspect(
-    chart: &Arc<ChartRef>,
-    bytes: &[u8],
-) -> Result<archive::ChartMetadata, ChartError> {
-    archive::inspect(bytes).map_err(|source| ChartError::Archive {
-        chart: Arc::clone(chart),
-        source,
-    })
 }

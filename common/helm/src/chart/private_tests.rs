@@ -185,7 +185,7 @@ async fn credentials_are_not_sent_over_plain_http() {
     // An address reserved for documentation. The fetch fails before it sends a request.
     let plain_http = chart("http://192.0.2.1", "1.0.0");
     let error = cache.fetch(&plain_http).await.unwrap_err();
-    assert!(matches!(*error, ChartError::PlainHttp { .. }), "{error}");
+    assert!(matches!(error.problem, ChartProblem::PlainHttp), "{error}");
     assert!(error.to_string().contains("--insecure-chart-http"));
 }
 
@@ -204,7 +204,10 @@ async fn pinned_digest_is_checked_against_chart_archive() {
     assert_eq!(fetched.sha256, sha256);
     let other = format!("1.0.0@sha256:{}", "0".repeat(64));
     let error = cache.fetch(&chart(&url, &other)).await.unwrap_err();
-    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+    assert!(
+        matches!(error.problem, ChartProblem::Digest { .. }),
+        "{error}"
+    );
 }
 
 /// A TLS server with a custom authority that requires a client certificate of the same authority.

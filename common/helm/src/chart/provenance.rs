@@ -7,8 +7,7 @@ use futures::future::BoxFuture;
 use krypton_runtime::off_thread;
 
 use super::archive::ChartMetadata;
-use super::chart_ref::ChartRef;
-use super::error::ChartError;
+use super::error::ChartProblem;
 use super::files::PARTIAL;
 
 /// Suffix of the archive's name.
@@ -26,18 +25,16 @@ pub trait SignatureVerifier: Send + Sync {
 /// failure as an error.
 pub(super) async fn fetch_if(
     needed: bool,
-    fetch: impl Future<Output = Result<Vec<u8>, ChartError>>,
-) -> Result<Option<Vec<u8>>, ChartError> {
+    fetch: impl Future<Output = Result<Vec<u8>, ChartProblem>>,
+) -> Result<Option<Vec<u8>>, ChartProblem> {
     if !needed {
         return Ok(None);
     }
     match fetch.await {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(ChartError::Refused { status: 404, .. }) => Ok(None),
-        Err(ChartError::Local { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-            Ok(None)
-        }
-        Err(error) => Err(error),
+        Err(ChartProblem::Refused { status: 404, .. }) => Ok(None),
+        Err(ChartProblem::Local(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(problem) => Err(problem),
     }
 }
 
@@ -51,18 +48,10 @@ pub(super) struct SignedChart<'a> {
 }
 
 impl SignedChart<'_> {
-    pub(super) async fn verify(
-        self,
-        verifier: &dyn SignatureVerifier,
-        chart: &Arc<ChartRef>,
-    ) -> Result<(), ChartError> {
-        let unverified = |problem| ChartError::UnverifiedSignature {
-            chart: Arc::clone(chart),
-            problem,
-        };
+    pub(super) async fn verify(self, verifier: &dyn SignatureVerifier) -> Result<(), ChartProblem> {
         let Some(provenance) = self.provenance else {
             let problem = format!("the repository has no provenance file ({SUFFIX}) for it");
-            return Err(unverified(problem));
+            return Err(ChartProblem::UnverifiedSignature(problem));
         };
         // The name that `helm package` signed, regardless of the current name.
         let name = format!("{}-{}.tgz", self.metadata.name, self.metadata.version);
@@ -79,11 +68,11 @@ impl SignedChart<'_> {
             std::fs::write(&path, archive.as_slice())?;
             Ok((folder, path))
         });
-        let (_folder, path) = files.await.map_err(|source| ChartError::Store {
-            chart: Arc::clone(chart),
+        let (_folder, path) = files.await.map_err(|source| ChartProblem::Store {
             dir: self.dir,
             source,
         })?;
-        verifier.verify(&path).await.map_err(unverified)
+        let verified = verifier.verify(&path).await;
+        verified.map_err(ChartProblem::UnverifiedSignature)
     }
 }

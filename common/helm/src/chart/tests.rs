@@ -105,7 +105,10 @@ async fn pinned_chart_is_fetched_once() {
     repository.site.serve("/index.yaml", index);
     let (_dir, fresh) = self::cache();
     let error = fresh.fetch(&repository.chart(&version)).await.unwrap_err();
-    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+    assert!(
+        matches!(error.problem, ChartProblem::Digest { .. }),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -120,7 +123,7 @@ async fn invalid_version_is_rejected_and_range_not_fetched() {
     // Only the hub resolves ranges, once for the whole fleet.
     for range in ["^1", "1.0", "*", "=1.0.0"] {
         let error = cache.fetch(&repository.chart(range)).await.unwrap_err();
-        assert!(matches!(*error, ChartError::Unresolved { .. }), "{error}");
+        assert!(matches!(error.problem, ChartProblem::Unresolved), "{error}");
     }
     // The error reports the cause.
     let error = cache.fetch(&repository.chart("=9.9.9")).await.unwrap_err();
@@ -183,7 +186,10 @@ async fn endless_index_download_is_cut_off() {
     let url = site.clone().start().await;
     let (_dir, cache) = cache();
     let error = cache.fetch(&chart(&url, "1.0.0")).await.unwrap_err();
-    assert!(matches!(*error, ChartError::TooLarge { .. }), "{error}");
+    assert!(
+        matches!(error.problem, ChartProblem::TooLarge { .. }),
+        "{error}"
+    );
     let sent = site.sent.load(Ordering::Relaxed);
     assert!(sent < index::LIMIT + (32 << 20), "{sent} bytes were taken");
 }
@@ -195,7 +201,10 @@ async fn chart_with_wrong_digest_is_rejected() {
     repository.site.serve("/small-1.0.0.tgz", other);
     let (_dir, cache) = cache();
     let error = cache.fetch(&repository.chart("1.0.0")).await.unwrap_err();
-    assert!(matches!(*error, ChartError::Digest { .. }), "{error}");
+    assert!(
+        matches!(error.problem, ChartProblem::Digest { .. }),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -304,14 +313,14 @@ async fn a_local_chart_is_checked_like_any_other() {
 
     std::fs::write(&path, b"rubbish").unwrap();
     let error = cache.fetch(&chart("1.0.2")).await.unwrap_err();
-    assert!(matches!(*error, ChartError::Archive { .. }), "{error}");
+    assert!(matches!(error.problem, ChartProblem::Archive(_)), "{error}");
 
     let missing_file = ChartRef {
         name: "/nowhere/small.tgz".to_owned(),
         ..chart("1.0.0")
     };
     let error = cache.fetch(&missing_file).await.unwrap_err();
-    assert!(matches!(*error, ChartError::Local { .. }), "{error}");
+    assert!(matches!(error.problem, ChartProblem::Local(_)), "{error}");
 }
 
 #[tokio::test]
