@@ -140,6 +140,11 @@ impl ChartState {
     }
 }
 
+/// Returns whether a field is not written because it has its default value.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 fn is_exact(version: &str) -> bool {
     let version = version.strip_prefix('v').unwrap_or(version);
     semver::Version::parse(version).is_ok()
@@ -160,32 +165,25 @@ impl fmt::Display for Version {
 
 /// Complete desired state of one member.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DesiredState {
     pub version: Version,
     pub chart: ChartState,
     /// `spec.paused` of the member: the member writes status only.
     pub paused: bool,
     /// Decommission the member: uninstall each of its releases, regardless of `chart`.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub retire: bool,
-    #[serde(default, skip_serializing_if = "DriftPolicy::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub drift: DriftPolicy,
-    #[serde(
-        default,
-        rename = "chartCrds",
-        skip_serializing_if = "CrdPolicy::is_default"
-    )]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub chart_crds: CrdPolicy,
     /// Whether `spec.values` of a Tenant has an effect.
-    #[serde(
-        default,
-        rename = "tenantValues",
-        skip_serializing_if = "std::ops::Not::not"
-    )]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub tenant_values: bool,
     #[serde(default, flatten)]
     pub handling: Handling,
-    #[serde(default, skip_serializing_if = "Lockdown::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub lockdown: Lockdown,
     /// Labels and annotations of the namespaces that Krypton creates for workspaces.
     #[serde(

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::conditions::{MESSAGE_MAX, State};
+use crate::desired::is_default;
 use crate::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
 use crate::tenant::TenantKey;
 
@@ -23,16 +24,16 @@ pub struct PlacedTenant {
     pub former_uid: Option<String>,
     /// `metadata.generation` on the home cluster.
     pub generation: i64,
-    #[serde(default, skip_serializing_if = "PlacedSpec::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub spec: PlacedSpec,
     /// Delete the Tenant. The order stays in the list until the member has reported the Tenant gone.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub remove: bool,
     /// Take over a Tenant that was placed for another object of the home cluster.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub adopt: bool,
     /// Suspends writes to the release, and the creation and deletion of the Tenant.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub paused: bool,
     /// Value of the annotation through which a user requests a retry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,23 +42,14 @@ pub struct PlacedTenant {
 
 /// Spec of the member's Tenant. It has no `clusterRef`: the Tenant applies to the cluster that it is on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct PlacedSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub values: Option<Map<String, Value>>,
-    #[serde(
-        default,
-        rename = "serviceAccountName",
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account_name: Option<String>,
-}
-
-impl PlacedSpec {
-    fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 impl PlacedTenant {

@@ -38,11 +38,6 @@ pub struct DriftPolicy {
 
 impl DriftPolicy {
     pub const INTERVAL_SECONDS: u32 = 600;
-
-    /// Returns whether this is the behaviour of members that receive no policy.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 impl Default for DriftPolicy {

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+use crate::desired::is_default;
 use crate::keyword::by_word;
 
 /// Condition under which a deployed release is ready. Helm itself always waits for hooks.
@@ -26,11 +27,6 @@ impl WaitPolicy {
         ("ready", Self::Ready),
         ("hooks", Self::Hooks),
     ];
-
-    /// Returns whether this is the behaviour of members that receive no policy.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 by_word!(WaitPolicy);
@@ -49,11 +45,6 @@ pub enum Remediation {
 impl Remediation {
     /// All remediations with their text.
     pub const ALL: [(&'static str, Self); 2] = [("keep", Self::Keep), ("rollback", Self::Rollback)];
-
-    /// Returns whether this is the behaviour of members that receive no remediation.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 by_word!(Remediation);
@@ -66,27 +57,24 @@ const HISTORY_DEFAULT: u8 = 3;
 /// Settings for all members. Fields with their default value are neither stored nor part of the digest of a desired
 /// state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Handling {
-    #[serde(skip_serializing_if = "WaitPolicy::is_default")]
+    #[serde(skip_serializing_if = "is_default")]
     pub wait: WaitPolicy,
     /// Delete the six CRDs of cert-manager together with the last release that created them, if no objects of their
     /// kinds exist.
-    #[serde(
-        rename = "deleteCertManagerCrds",
-        skip_serializing_if = "std::ops::Not::not"
-    )]
+    #[serde(skip_serializing_if = "is_default")]
     pub delete_cert_manager_crds: bool,
     /// A failure to fetch the chart does not set a Tenant's phase to `Error` (`ALLOW_CHART_SKIP`).
-    #[serde(rename = "allowChartSkip", skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "is_default")]
     pub allow_chart_skip: bool,
     /// Number of retries after a failed install or upgrade; unlimited if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retries: Option<u32>,
-    #[serde(skip_serializing_if = "Remediation::is_default")]
+    #[serde(skip_serializing_if = "is_default")]
     pub remediation: Remediation,
     /// Number of revisions that Helm keeps of a release: the running one and the latest attempts.
-    #[serde(rename = "historyMax", skip_serializing_if = "is_default_history")]
+    #[serde(skip_serializing_if = "is_default_history")]
     pub history_max: u8,
 }
 

@@ -2,12 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::desired::is_default;
+
 /// How far an object of a tenant reaches beyond its own namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Lockdown {
     /// An object uses no namespace but its own and those made for it. Its annotations take over no release.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "is_default")]
     pub no_cross_namespace_refs: bool,
     /// The service account of the object's namespace that Helm acts as, where the object names none. Empty: Helm acts
     /// as the fleet's account.
