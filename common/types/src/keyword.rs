@@ -8,7 +8,8 @@ use thiserror::Error;
 pub struct UnknownWord(String);
 
 impl UnknownWord {
-    pub(crate) fn new(words: &[&str]) -> Self {
+    /// Creates the error for a setting that accepts these words.
+    pub fn new(words: &[&str]) -> Self {
         match words {
             [others @ .., last] if !others.is_empty() => {
                 Self(format!("{} or {last}", others.join(", ")))
@@ -19,6 +20,7 @@ impl UnknownWord {
 }
 
 /// Implements `FromStr` and `Display` for a type with the table `ALL`.
+#[macro_export]
 macro_rules! by_word {
     ($setting:ty) => {
         impl std::str::FromStr for $setting {
@@ -41,4 +43,40 @@ macro_rules! by_word {
     };
 }
 
-pub(crate) use by_word;
+#[cfg(test)]
+mod tests {
+    use std::fmt::{Debug, Display};
+    use std::str::FromStr;
+
+    use serde::Serialize;
+
+    use super::*;
+    use crate::desired::crd_policy::CrdPolicy;
+    use crate::desired::drift::DriftMode;
+    use crate::desired::handling::{Remediation, WaitPolicy};
+
+    fn check<T>(all: &[(&str, T)], unknown: &[&str], message: &str)
+    where
+        T: Copy + Debug + Display + FromStr<Err = UnknownWord> + PartialEq + Serialize,
+    {
+        for (word, setting) in all {
+            assert_eq!(word.parse::<T>(), Ok(*setting));
+            assert_eq!(setting.to_string(), *word);
+            assert_eq!(serde_json::to_value(setting).unwrap(), *word);
+        }
+        for word in unknown {
+            let error = word.parse::<T>().unwrap_err();
+            assert_eq!(error.to_string(), message, "{word:?}");
+        }
+    }
+
+    #[test]
+    fn text_and_wire_form_of_settings_agree() {
+        let crd_policies = "write skip, create or create-replace";
+        check(&CrdPolicy::ALL, &["CreateReplace"], crd_policies);
+        let unknown_modes = ["", "Heal", "on", "true", "enabled"];
+        check(&DriftMode::ALL, &unknown_modes, "write off, warn or heal");
+        check(&WaitPolicy::ALL, &["watcher"], "write none, ready or hooks");
+        check(&Remediation::ALL, &["Keep"], "write keep or rollback");
+    }
+}

@@ -1,7 +1,6 @@
 //! Setting that selects where an agent gets charts: from the repository, the hub, or both.
 
-use std::fmt;
-use std::str::FromStr;
+use krypton_types::by_word;
 
 /// Source of an agent's charts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,25 +14,13 @@ pub enum ChartSource {
     Hub,
 }
 
-impl FromStr for ChartSource {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "direct" => Ok(Self::Direct),
-            "hub" => Ok(Self::Hub),
-            _ => Err("write auto, direct or hub"),
-        }
-    }
+impl ChartSource {
+    /// All sources with their text.
+    const ALL: [(&'static str, Self); 3] = [
+        ("auto", Self::Auto),
+        ("direct", Self::Direct),
+        ("hub", Self::Hub),
+    ];
 }
 
-impl fmt::Display for ChartSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Direct => "direct",
-            Self::Hub => "hub",
-        })
-    }
-}
+by_word!(ChartSource);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::keyword::by_word;
+use crate::by_word;
 
 /// Policy for CRDs. No policy deletes a CRD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,19 +32,3 @@ impl CrdPolicy {
 }
 
 by_word!(CrdPolicy);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn crd_policy_text_and_wire_form_agree() {
-        for (word, policy) in CrdPolicy::ALL {
-            assert_eq!(word.parse(), Ok(policy));
-            assert_eq!(policy.to_string(), word);
-            assert_eq!(serde_json::to_value(policy).unwrap(), word);
-        }
-        let error = "CreateReplace".parse::<CrdPolicy>().unwrap_err();
-        assert_eq!(error.to_string(), "write skip, create or create-replace");
-    }
-}

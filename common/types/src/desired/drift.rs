@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::keyword::by_word;
+use crate::by_word;
 
 /// Reaction to drift.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,23 +45,6 @@ impl Default for DriftPolicy {
         Self {
             mode: DriftMode::Off,
             interval_seconds: Self::INTERVAL_SECONDS,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn drift_mode_parses_only_exact_names() {
-        for (word, mode) in DriftMode::ALL {
-            assert_eq!(word.parse(), Ok(mode));
-            assert_eq!(mode.to_string(), word);
-        }
-        for word in ["", "Heal", "on", "true", "enabled"] {
-            let error = word.parse::<DriftMode>().unwrap_err();
-            assert_eq!(error.to_string(), "write off, warn or heal", "{word:?}");
         }
     }
 }

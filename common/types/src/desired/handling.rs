@@ -4,8 +4,8 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+use crate::by_word;
 use crate::desired::is_default;
-use crate::keyword::by_word;
 
 /// Condition under which a deployed release is ready. Helm itself always waits for hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,28 +98,6 @@ fn is_default_history(revisions: &u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn wait_policy_text_and_wire_form_agree() {
-        for (word, policy) in WaitPolicy::ALL {
-            assert_eq!(word.parse(), Ok(policy));
-            assert_eq!(policy.to_string(), word);
-            assert_eq!(serde_json::to_value(policy).unwrap(), word);
-        }
-        let error = "watcher".parse::<WaitPolicy>().unwrap_err();
-        assert_eq!(error.to_string(), "write none, ready or hooks");
-    }
-
-    #[test]
-    fn remediation_text_and_wire_form_agree() {
-        for (word, remediation) in Remediation::ALL {
-            assert_eq!(word.parse(), Ok(remediation));
-            assert_eq!(remediation.to_string(), word);
-            assert_eq!(serde_json::to_value(remediation).unwrap(), word);
-        }
-        let error = "Keep".parse::<Remediation>().unwrap_err();
-        assert_eq!(error.to_string(), "write keep or rollback");
-    }
 
     #[test]
     fn defaults_are_neither_written_nor_required() {
