@@ -39,7 +39,7 @@ pub fn status(
         now,
     );
     status.phase = Some(summary.phase.to_string());
-    status.last_message = Some(summary.last_message);
+    status.last_message = Some(summary.ready.message.clone());
     status.observed_generation = Some(generation);
     status.next_steps = next_step
         .map(|next_step| next_step.in_status(cluster))

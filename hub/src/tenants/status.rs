@@ -305,11 +305,9 @@ fn aggregated<'a>(
     let mut summary =
         summary::set_members(&mut status, members, report, skip, generation, now.wall);
     if let (true, Some(member)) = (members.is_empty(), tenant.referenced_member()) {
-        let message = format!(
+        summary.ready.message = format!(
             "clusterRef names {member}, which has not reported a Tenant of this namespace and name; create it there"
         );
-        summary.ready.message.clone_from(&message);
-        summary.last_message = message;
     }
     let ready = &summary.ready;
     conditions::set(
@@ -320,7 +318,7 @@ fn aggregated<'a>(
         now.wall,
     );
     status.phase = Some(summary.phase.to_string());
-    status.last_message = Some(summary.last_message);
+    status.last_message = Some(summary.ready.message);
     status.observed_generation = Some(generation);
     status
 }

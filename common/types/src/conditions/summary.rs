@@ -38,9 +38,7 @@ impl fmt::Display for Phase {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub phase: Phase,
-    /// `status.lastMessage`. The same text as `ready.message`.
-    pub last_message: String,
-    /// The condition [`READY`].
+    /// The condition [`READY`]. Its message is `status.lastMessage` too.
     pub ready: State,
     pub tally: Tally,
 }
@@ -169,24 +167,19 @@ fn summarise_with(
         _ => Phase::Pending,
     };
 
-    let text = truncated(text, MESSAGE_MAX);
     Summary {
         phase,
-        ready: State::new(truth, reason, text.clone()),
-        last_message: text,
+        ready: State::new(truth, reason, truncated(text, MESSAGE_MAX)),
         tally,
     }
 }
 
 /// Returns the phase of a Tenant that only one member reconciles.
 pub fn phase(state: &ClusterState, allow_chart_skip: bool) -> Phase {
-    match (
-        has_counted_error(state, allow_chart_skip),
-        state.ready.truth,
-    ) {
-        (true, _) => Phase::Error,
-        (false, Truth::True) => Phase::Ready,
-        (false, _) => Phase::Pending,
+    match Readiness::from_state(state, allow_chart_skip) {
+        Readiness::Error => Phase::Error,
+        Readiness::NotReady | Readiness::Unknown => Phase::Pending,
+        Readiness::Ready => Phase::Ready,
     }
 }
 
