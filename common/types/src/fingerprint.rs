@@ -21,6 +21,12 @@ pub fn hex(bytes: &[u8]) -> String {
     digits
 }
 
+/// Returns whether the text consists of this many lower-case hex digits.
+pub fn is_hex(text: &str, digits: usize) -> bool {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == digits && text.bytes().all(is_digit)
+}
+
 /// Returns the annotation of krypton-operator with one chart for all Tenants (generations G1 and G2). It does not
 /// depend on values, and uses the inputs exactly as on the command line.
 pub fn original(repo: &str, name: &str, version: &str) -> String {

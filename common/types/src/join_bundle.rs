@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use zeroize::Zeroize;
 
+use crate::fingerprint::is_hex;
 use crate::spiffe::is_member_name;
 
 /// Size limit. A real bundle has a few kilobytes.
@@ -146,12 +147,6 @@ pub fn split_address(address: &str) -> Option<(&str, u16)> {
 
 /// Returns whether the text has the form `<16 hex of its name>.<64 hex of its secret>`.
 pub fn is_token(token: &str) -> bool {
-    let is_hex = |text: &str, length| {
-        text.len() == length
-            && text
-                .chars()
-                .all(|c| c.is_ascii_digit() || matches!(c, 'a'..='f'))
-    };
     token
         .split_once('.')
         .is_some_and(|(name, secret)| is_hex(name, 16) && is_hex(secret, 64))

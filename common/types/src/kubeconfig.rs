@@ -95,14 +95,13 @@ impl SanitizedKubeconfig {
     /// # Errors
     /// The problem of the first credential if none is valid.
     pub fn check_dates(&self, now: Timestamp) -> Result<(), KubeconfigError> {
-        let mut errors = Vec::new();
-        for credential in &self.credentials {
-            match credential.check(now) {
-                Ok(()) => return Ok(()),
-                Err(error) => errors.push(error),
-            }
+        let credentials = self.credentials.iter();
+        let mut checks = credentials.map(|credential| credential.check(now));
+        let first = checks.next().unwrap_or(Ok(()));
+        if checks.any(|check| check.is_ok()) {
+            return Ok(());
         }
-        errors.into_iter().next().map_or(Ok(()), Err)
+        first
     }
 }
 

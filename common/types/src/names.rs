@@ -114,15 +114,8 @@ pub fn is_dns_subdomain(name: &str) -> bool {
 }
 
 fn is_label_shaped(label: &str) -> bool {
-    let is_alphanumeric = |byte: Option<&u8>| {
-        byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
-    };
-    let bytes = label.as_bytes();
-    is_alphanumeric(bytes.first())
-        && is_alphanumeric(bytes.last())
-        && bytes
-            .iter()
-            .all(|byte| *byte == b'-' || is_alphanumeric(Some(byte)))
+    let outer = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    is_name_shaped(label, outer, b"-")
 }
 
 /// Returns whether a label or annotation key is valid: a name of at most 63 bytes, optionally after a DNS subdomain.
@@ -139,14 +132,15 @@ pub(crate) fn is_label_value(value: &str) -> bool {
 }
 
 fn is_name_part(text: &str) -> bool {
-    let is_alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    text.len() <= LABEL_MAX && is_name_shaped(text, u8::is_ascii_alphanumeric, b"-_.")
+}
+
+/// Returns whether the text begins and ends with an `outer` byte and has other bytes only of `inner`.
+fn is_name_shaped(text: &str, outer: fn(&u8) -> bool, inner: &[u8]) -> bool {
     let bytes = text.as_bytes();
-    bytes.len() <= LABEL_MAX
-        && is_alphanumeric(bytes.first())
-        && is_alphanumeric(bytes.last())
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+    bytes.first().is_some_and(outer)
+        && bytes.last().is_some_and(outer)
+        && bytes.iter().all(|byte| outer(byte) || inner.contains(byte))
 }
 
 /// Shortens a name over the limit in the same way as Flux, and leaves no separator before the digest.
@@ -172,14 +166,6 @@ mod tests {
     fn object_name() -> impl Strategy<Value = String> {
         let label = "[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?";
         proptest::collection::vec(label, 1..4).prop_map(|labels| labels.join("."))
-    }
-
-    fn is_qualified_name_part(name: &str) -> bool {
-        let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        name.len() <= 63
-            && name.chars().all(inner)
-            && name.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && name.ends_with(|c: char| c.is_ascii_alphanumeric())
     }
 
     #[test]
@@ -295,7 +281,7 @@ mod tests {
         fn the_annotation_is_a_legal_key(cluster in object_name()) {
             let key = fingerprint_annotation(&cluster);
             let name = key.strip_prefix("mesh.openkcm.io/").unwrap();
-            prop_assert!(is_qualified_name_part(name), "{}", name);
+            prop_assert!(is_qualified_name(&key), "{}", key);
             if cluster.len() <= 51 {
                 prop_assert_eq!(name, format!("fingerprint-{cluster}"));
             }

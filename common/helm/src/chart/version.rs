@@ -1,5 +1,6 @@
 //! Chart versions: exact SemVer 2 with an optional leading `v`, or a range.
 
+use krypton_types::fingerprint::is_hex;
 use semver::Version;
 
 use super::range::Range;
@@ -53,8 +54,7 @@ impl RequestedVersion {
 
 /// Returns whether the text consists of 64 lower-case hex digits.
 pub(crate) fn is_sha256(text: &str) -> bool {
-    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    text.len() == 64 && text.bytes().all(is_hex)
+    is_hex(text, 64)
 }
 
 /// Returns whether `text` is a range, whose result depends on the versions in the repository.

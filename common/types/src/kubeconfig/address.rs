@@ -136,7 +136,7 @@ fn embedded_ipv4(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
         }
         // NAT64 (RFC 6052), with the well-known prefix.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => only(high, low),
-        [0x64, 0xff9b, 1, rest @ ..] => nat64_candidates(rest),
+        [0x64, 0xff9b, 1, ..] => nat64_candidates(ip),
         // 6to4 (RFC 3056).
         [0x2002, high, low, ..] => only(high, low),
         // Teredo (RFC 4380): the server's address, and the client's address with inverted bits.
@@ -152,25 +152,8 @@ fn embedded_ipv4(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
 /// Returns the candidates for a network-specific NAT64 prefix (RFC 8215) of 96, 64, 56 or 48 bits, as the length is
 /// unknown. With the shorter prefixes, the address contains an octet of zeros, and zeros follow it (RFC 6052). A
 /// candidate that starts with a zero is the padding of a different prefix length.
-fn nat64_candidates(rest: [u16; 5]) -> [Option<Ipv4Addr>; 4] {
-    let [
-        _,
-        _,
-        _,
-        _,
-        _,
-        _,
-        o6,
-        o7,
-        _,
-        o9,
-        o10,
-        o11,
-        o12,
-        o13,
-        o14,
-        o15,
-    ] = Ipv6Addr::from([0, 0, 0, rest[0], rest[1], rest[2], rest[3], rest[4]]).octets();
+fn nat64_candidates(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 4] {
+    let [.., o6, o7, _, o9, o10, o11, o12, o13, o14, o15] = ip.octets();
     let candidate = |octets: [u8; 4], after: &[u8]| {
         let is_candidate = octets[0] != 0 && after.iter().all(|octet| *octet == 0);
         is_candidate.then(|| Ipv4Addr::from(octets))
