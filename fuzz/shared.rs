@@ -34,19 +34,27 @@ pub(super) fn message_defect(text: &str) -> Option<String> {
 pub(super) fn replay(targets: &[(&str, Target)]) {
     let mut violations = Vec::new();
     for (target, broken_promise) in targets {
-        let folder = folder_of(target);
-        let seeds = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
-        let mut count = 0;
-        for seed in seeds {
-            let path = seed.unwrap().path();
-            let violation = broken_promise(&std::fs::read(&path).unwrap());
-            violations
-                .extend(violation.map(|violation| format!("{}: {violation}", path.display())));
-            count += 1;
+        for (seed, bytes) in seeds(target) {
+            let violation = broken_promise(&bytes);
+            violations.extend(violation.map(|violation| format!("{target}/{seed}: {violation}")));
         }
-        assert!(count > 0, "{folder} is empty");
     }
     assert!(violations.is_empty(), "{violations:#?}");
+}
+
+/// Returns the seeds of a target with their names.
+#[cfg(test)]
+pub(crate) fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = folder_of(target);
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
+    let read = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        (name, std::fs::read(entry.path()).unwrap())
+    };
+    let seeds: Vec<_> = entries.map(read).collect();
+    assert!(!seeds.is_empty(), "{folder} is empty");
+    seeds
 }
 
 #[cfg(test)]
@@ -59,7 +67,7 @@ fn folder_of(target: &str) -> String {
 
 /// Writes seeds that are not text, if `WRITE_CORPUS` is set.
 #[cfg(test)]
-pub(super) fn write(target: &str, seeds: &[(&str, Vec<u8>)]) {
+pub(crate) fn write(target: &str, seeds: &[(&str, Vec<u8>)]) {
     if std::env::var_os("WRITE_CORPUS").is_none() {
         return;
     }

@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 use std::io::Read as _;
 
 #[path = "../../../fuzz/shared.rs"]
-mod shared;
+pub(crate) mod shared;
 use shared::{Target, message_defect, promise};
 /// All targets, by the names of their folders of seeds.
 pub const TARGETS: &[(&str, Target)] = &[

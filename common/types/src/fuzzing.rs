@@ -14,7 +14,7 @@ use crate::spiffe::{Role, SpiffeId};
 use crate::values::{merge, pointers_from, size, value_at};
 
 #[path = "../../../fuzz/shared.rs"]
-mod shared;
+pub(crate) mod shared;
 use shared::{Target, message_defect, promise};
 
 /// Targets by the name of their seed folder.

@@ -197,7 +197,9 @@ pub(super) mod tests {
     use proptest::prelude::*;
     use tar::Header;
 
+    use super::super::archive_properties;
     use super::*;
+    use crate::fuzzing::shared;
 
     /// Writes the path unchanged, because `tar`'s own builder rejects the paths that this module must reject.
     pub(crate) fn entry(path: &str, kind: EntryType, content: &[u8]) -> Vec<u8> {
@@ -399,37 +401,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_fuzzers_charts_keep_every_promise() {
-        use super::super::archive_properties::{broken_promise, packed};
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/chart");
-        if std::env::var_os("WRITE_CORPUS").is_some() {
-            std::fs::create_dir_all(folder).unwrap();
-            for (name, bytes) in seeds() {
-                std::fs::write(format!("{folder}/{name}"), bytes).unwrap();
-            }
-        }
-        let mut count = 0;
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-            let bytes = std::fs::read(&path).unwrap();
-            assert_eq!(broken_promise(&bytes), None, "{name}");
-            let result = inspect(&packed(&bytes).unwrap());
-            assert_eq!(
-                result.is_ok(),
-                name.starts_with("good-"),
-                "{name}: {result:?}"
-            );
-            assert!(
-                name.starts_with("good-") || name.starts_with("refused-"),
-                "{name}"
-            );
-            count += 1;
-        }
+    fn the_fuzzers_charts_are_good_or_refused() {
+        shared::write("chart", &seeds());
+        let corpus = shared::seeds("chart");
         assert!(
-            count >= seeds().len(),
-            "{folder} lacks seeds; write it with WRITE_CORPUS=1"
+            corpus.len() >= seeds().len(),
+            "write it with WRITE_CORPUS=1"
         );
+        for (name, bytes) in corpus {
+            let is_good = name.starts_with("good-");
+            assert!(is_good || name.starts_with("refused-"), "{name}");
+            let result = inspect(&archive_properties::packed(&bytes).unwrap());
+            assert_eq!(result.is_ok(), is_good, "{name}: {result:?}");
+        }
     }
 
     proptest! {
