@@ -32,10 +32,8 @@ mod objects;
 mod strict;
 
 pub use ambiguous::check_keys;
-pub use digest::digest;
-pub use digest::digest_of_json;
-pub use hooks::has_delete_hooks;
-pub use hooks::running_hook;
+pub use digest::{digest, digest_of_json};
+pub use hooks::{has_delete_hooks, running_hook};
 pub use objects::{
     Declarations, ORIGINALS_NAMESPACE, ObjectId, declares_anywhere, leftovers,
     leftovers_in_default, objects,
@@ -316,10 +314,14 @@ pub fn decode(secret: &Secret) -> Result<Release, ReleaseError> {
 
 /// Reads fields of the payload, without a check of the name.
 fn stored<T: DeserializeOwned>(secret: &Secret) -> Result<T, ReleaseError> {
-    serde_json::from_reader(payload(secret)?).map_err(|source| ReleaseError::Unreadable {
+    serde_json::from_reader(payload(secret)?).map_err(|source| unreadable(secret, source))
+}
+
+fn unreadable(secret: &Secret, source: serde_json::Error) -> ReleaseError {
+    ReleaseError::Unreadable {
         secret: full_name(secret),
         source,
-    })
+    }
 }
 
 /// Returns the Secret with its release marked as failed, which lets Helm continue with it. Keeps all other
@@ -337,12 +339,8 @@ pub fn unlocked(secret: &Secret, description: &str) -> Result<Secret, ReleaseErr
     {
         return Err(ReleaseError::Unversioned { secret: name });
     }
-    let json = marked_failed(payload(secret)?, description).map_err(|source| {
-        ReleaseError::Unreadable {
-            secret: name.clone(),
-            source,
-        }
-    })?;
+    let json = marked_failed(payload(secret)?, description);
+    let json = json.map_err(|source| unreadable(secret, source))?;
     let packed = pack(&json).map_err(|source| ReleaseError::Encode {
         secret: name,
         source,
@@ -487,6 +485,16 @@ fn workload(object: &Value, namespace: &str) -> Option<Workload> {
         namespace: own_namespace.unwrap_or(namespace).to_owned(),
         name: name.to_owned(),
     })
+}
+
+/// Returns a Secret with this JSON as its release.
+#[cfg(test)]
+fn packed_secret(json: &str) -> Secret {
+    let data = ByteString(pack(json.as_bytes()).unwrap());
+    Secret {
+        data: Some([(DATA_KEY.to_owned(), data)].into()),
+        ..Secret::default()
+    }
 }
 
 #[cfg(test)]

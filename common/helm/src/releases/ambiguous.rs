@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Secret;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{ReleaseError, full_name, payload};
+use super::{ReleaseError, stored, unreadable};
 
 /// An object with keys that can be read in one way only, and its values.
 struct UnambiguousObject(Vec<(String, Box<RawValue>)>);
@@ -54,12 +54,7 @@ impl UnambiguousObject {
 /// # Errors
 /// If a key occurs twice or has other characters than `a` to `z` and `_`, or the payload cannot be decoded.
 pub fn check_keys(secret: &Secret) -> Result<(), ReleaseError> {
-    let unreadable = |source| ReleaseError::Unreadable {
-        secret: full_name(secret),
-        source,
-    };
-    let release: UnambiguousObject =
-        serde_json::from_reader(payload(secret)?).map_err(unreadable)?;
+    let release: UnambiguousObject = stored(secret)?;
     let check = || {
         let _info: Option<UnambiguousObject> = serde_json::from_str(release.get("info"))?;
         let hooks: Option<Vec<UnambiguousObject>> = serde_json::from_str(release.get("hooks"))?;
@@ -68,23 +63,16 @@ pub fn check_keys(secret: &Secret) -> Result<(), ReleaseError> {
         }
         Ok(())
     };
-    check().map_err(unreadable)
+    check().map_err(|source| unreadable(secret, source))
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::ByteString;
-
     use super::*;
-    use crate::releases::{DATA_KEY, pack};
+    use crate::releases::packed_secret;
 
     fn is_unambiguous(json: &str) -> bool {
-        let data = ByteString(pack(json.as_bytes()).unwrap());
-        let secret = Secret {
-            data: Some([(DATA_KEY.to_owned(), data)].into()),
-            ..Secret::default()
-        };
-        check_keys(&secret).is_ok()
+        check_keys(&packed_secret(json)).is_ok()
     }
 
     #[test]

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_types::fingerprint::sha256_hex;
 use serde::{Deserialize, Serialize};
 
-use super::{ReleaseError, full_name, payload};
+use super::{ReleaseError, payload, unreadable};
 
 /// The fields that Helm acts on. Omits the status, times and the last run of a hook, because they change with
 /// every operation.
@@ -42,11 +42,7 @@ struct DigestedHook {
 /// # Errors
 /// See [`super::decode`]. Does not check the name.
 pub fn digest(secret: &Secret) -> Result<String, ReleaseError> {
-    let unreadable = |source| ReleaseError::Unreadable {
-        secret: full_name(secret),
-        source,
-    };
-    digest_of_json(payload(secret)?).map_err(unreadable)
+    digest_of_json(payload(secret)?).map_err(|source| unreadable(secret, source))
 }
 
 /// Returns the digest of a release as `helm upgrade --output json` prints it.
@@ -63,11 +59,10 @@ pub fn digest_of_json(release: impl Read) -> serde_json::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::ByteString;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::releases::{DATA_KEY, pack};
+    use crate::releases::packed_secret;
 
     fn release() -> Value {
         json!({
@@ -83,12 +78,7 @@ mod tests {
     }
 
     fn digest_of_secret(release: &Value) -> String {
-        let data = ByteString(pack(release.to_string().as_bytes()).unwrap());
-        let secret = Secret {
-            data: Some([(DATA_KEY.to_owned(), data)].into()),
-            ..Secret::default()
-        };
-        digest(&secret).unwrap()
+        digest(&packed_secret(&release.to_string())).unwrap()
     }
 
     #[test]

@@ -61,12 +61,10 @@ pub fn running_hook(secret: &Secret) -> Result<Option<String>, ReleaseError> {
 
 #[cfg(test)]
 mod tests {
-    use base64::Engine;
-    use base64::engine::general_purpose::STANDARD;
-    use k8s_openapi::ByteString;
     use serde_json::json;
 
     use super::*;
+    use crate::releases::packed_secret;
 
     #[test]
     fn the_one_that_runs_is_named() {
@@ -79,12 +77,8 @@ mod tests {
                 })
             };
             let hooks: Vec<_> = ["one", "two"].into_iter().zip(phases).map(hook).collect();
-            let release = json!({ "name": "r", "namespace": "acme", "hooks": hooks }).to_string();
-            let data = ByteString(STANDARD.encode(release).into_bytes());
-            Secret {
-                data: Some([("release".to_owned(), data)].into()),
-                ..Secret::default()
-            }
+            let release = json!({ "name": "r", "namespace": "acme", "hooks": hooks });
+            packed_secret(&release.to_string())
         };
         let running = |phases| running_hook(&secret(phases)).unwrap();
         assert_eq!(

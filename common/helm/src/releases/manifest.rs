@@ -17,8 +17,13 @@ struct StoredManifest {
 /// # Errors
 /// See [`super::decode`]. Does not check the name.
 pub fn objects(secret: &Secret) -> Result<(Vec<Value>, usize), ReleaseError> {
+    text(secret).map(|text| read(&text))
+}
+
+/// Returns the manifest of a release Secret.
+pub(super) fn text(secret: &Secret) -> Result<String, ReleaseError> {
     let stored: StoredManifest = stored(secret)?;
-    Ok(read(&stored.manifest.unwrap_or_default()))
+    Ok(stored.manifest.unwrap_or_default())
 }
 
 /// Returns the objects of a multi-document text, and the number of unreadable ones.
@@ -70,19 +75,14 @@ fn is_blank(document: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::ByteString;
     use serde_json::json;
 
     use super::*;
-    use crate::releases::{DATA_KEY, pack};
+    use crate::releases::packed_secret;
 
     fn secret(manifest: &str) -> Secret {
-        let json = json!({"name": "a", "version": 1, "manifest": manifest}).to_string();
-        let data = ByteString(pack(json.as_bytes()).unwrap());
-        Secret {
-            data: Some([(DATA_KEY.to_owned(), data)].into()),
-            ..Secret::default()
-        }
+        let release = json!({"name": "a", "version": 1, "manifest": manifest});
+        packed_secret(&release.to_string())
     }
 
     #[test]

@@ -65,6 +65,16 @@ impl ObjectId {
             name: text("/metadata/name")?,
         })
     }
+
+    fn group(&self) -> Option<&str> {
+        self.api_version.rsplit_once('/').map(|(group, _)| group)
+    }
+
+    /// Returns what identifies the object regardless of its API version, in `namespace` if it names none.
+    fn identity<'a>(&'a self, namespace: &'a str) -> (Option<&'a str>, &'a str, &'a str, &'a str) {
+        let namespace = self.namespace.as_deref().unwrap_or(namespace);
+        (self.group(), self.kind.as_str(), namespace, self.name.as_str())
+    }
 }
 
 /// Returns all objects of a revision except its hooks, which Helm stores separately.
@@ -84,20 +94,11 @@ pub fn leftovers(
     kept: &Declarations,
     namespace: &str,
 ) -> Option<Vec<ObjectId>> {
-    let identity = |object: &ObjectId| {
-        let group = object.api_version.rsplit_once('/');
-        (
-            group.map(|(group, _)| group.to_owned()),
-            object.kind.clone(),
-            object
-                .namespace
-                .clone()
-                .unwrap_or_else(|| namespace.to_owned()),
-            object.name.clone(),
-        )
-    };
-    let kept_objects: BTreeSet<_> = kept.objects.iter().map(identity).collect();
-    let is_left = |object: &&ObjectId| !kept_objects.contains(&identity(object));
+    let kept_objects = kept.objects.iter();
+    let kept_objects: BTreeSet<_> = kept_objects
+        .map(|object| object.identity(namespace))
+        .collect();
+    let is_left = |object: &&ObjectId| !kept_objects.contains(&object.identity(namespace));
     (kept.unreadable == 0).then(|| former.objects.iter().filter(is_left).cloned().collect())
 }
 
@@ -131,12 +132,8 @@ pub fn leftovers_in_default(
 /// Returns whether `kept` declares an object of that kind and name in any namespace. For a cluster-scoped
 /// kind, this is the same object, because the API server ignores the namespace of the manifest.
 pub fn declares_anywhere(kept: &Declarations, object: &ObjectId) -> bool {
-    let group = |object: &ObjectId| {
-        let group = object.api_version.rsplit_once('/');
-        group.map(|(group, _)| group.to_owned())
-    };
     kept.objects.iter().any(|other| {
-        other.kind == object.kind && other.name == object.name && group(other) == group(object)
+        other.kind == object.kind && other.name == object.name && other.group() == object.group()
     })
 }
 

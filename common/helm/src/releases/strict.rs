@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Secret;
 
-use super::{ObjectId, ReleaseError, StoredRelease, manifest, stored};
+use super::{ObjectId, ReleaseError, manifest};
 
 /// Description of a manifest that the parser cannot fully read.
 pub const UNREADABLE_OBJECT: &str = "an object that cannot be read";
@@ -12,9 +12,7 @@ pub const UNREADABLE_OBJECT: &str = "an object that cannot be read";
 /// # Errors
 /// See [`super::decode`].
 pub fn strict_objects(secret: &Secret) -> Result<Option<Vec<ObjectId>>, ReleaseError> {
-    let stored: StoredRelease = stored(secret)?;
-    let manifest = stored.manifest.unwrap_or_default();
-    Ok(read_strictly(&manifest))
+    manifest::text(secret).map(|manifest| read_strictly(&manifest))
 }
 
 fn read_strictly(manifest: &str) -> Option<Vec<ObjectId>> {
