@@ -166,45 +166,38 @@ impl ChartCache {
 
     /// Uses the current value of `credentials` for each fetch. While that is an error, fetches fail.
     #[must_use]
-    pub fn with_credentials(self, credentials: watch::Receiver<CurrentCredentials>) -> Self {
-        Self {
-            credentials: Some(credentials),
-            ..self
-        }
+    pub fn with_credentials(mut self, credentials: watch::Receiver<CurrentCredentials>) -> Self {
+        self.credentials = Some(credentials);
+        self
     }
 
     /// Uses plain HTTP for registries and sends credentials over it.
     #[must_use]
-    pub fn with_plain_http(self, plain_http: bool) -> Self {
-        Self { plain_http, ..self }
+    pub fn with_plain_http(mut self, plain_http: bool) -> Self {
+        self.plain_http = plain_http;
+        self
     }
 
     /// Requests charts from `fallback` as `source` defines.
     #[must_use]
-    pub fn with_fallback(self, fallback: Arc<dyn Fallback>, source: ChartSource) -> Self {
-        Self {
-            fallback: Some(fallback),
-            source,
-            ..self
-        }
+    pub fn with_fallback(mut self, fallback: Arc<dyn Fallback>, source: ChartSource) -> Self {
+        self.fallback = Some(fallback);
+        self.source = source;
+        self
     }
 
     /// Accepts only charts that `verifier` verifies with the provenance file next to the chart.
     #[must_use]
-    pub fn with_signature_verifier(self, verifier: Arc<dyn SignatureVerifier>) -> Self {
-        Self {
-            signature_verifier: Some(verifier),
-            ..self
-        }
+    pub fn with_signature_verifier(mut self, verifier: Arc<dyn SignatureVerifier>) -> Self {
+        self.signature_verifier = Some(verifier);
+        self
     }
 
     /// Records into `metrics`.
     #[must_use]
-    pub fn with_metrics(self, metrics: &ChartMetrics) -> Self {
-        Self {
-            metrics: metrics.clone(),
-            ..self
-        }
+    pub fn with_metrics(mut self, metrics: &ChartMetrics) -> Self {
+        self.metrics = metrics.clone();
+        self
     }
 
     /// Drops all back-offs, because the credentials have changed.

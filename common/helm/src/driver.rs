@@ -36,6 +36,7 @@ pub use arguments::{GetMetadata, Rollback, Uninstall, Upgrade};
 pub use error::HelmError;
 pub use keyring::Keyring;
 pub use process::{DriverTimeouts, HelmCommand, Processes, Running, Supervisor};
+pub use stderr::is_suspended;
 pub use stop::{StopHandle, StopRequest, StopRequests, StopSignal};
 pub use supervisor::supervise;
 
@@ -66,11 +67,6 @@ pub struct HelmConfig {
     pub max_concurrent: usize,
     /// Maximum number of concurrent Helm processes for one member, at least 1.
     pub max_per_member: usize,
-}
-
-/// Returns whether an API server's response means that the cluster's owner suspended writes.
-pub fn is_suspended(message: &str) -> bool {
-    stderr::is_suspended(message)
 }
 
 /// Returns the last message that a Kubernetes client program wrote to standard error, shortened and redacted.
@@ -165,10 +161,11 @@ impl Helm {
             source,
         };
         let identity = FileIdentity::read(&self.inherited.resolve(binary)).map_err(missing)?;
-        let is_accepted = |accepted: &Mutex<Option<FileIdentity>>| {
-            *accepted.lock().unwrap_or_else(PoisonError::into_inner) == Some(identity)
+        let accepted = || {
+            let lock = self.accepted_binary.lock();
+            lock.unwrap_or_else(PoisonError::into_inner)
         };
-        if is_accepted(&self.accepted_binary) {
+        if *accepted() == Some(identity) {
             return Ok(());
         }
         let environment = command::environment(&self.inherited, &self.scratch, None);
@@ -184,10 +181,7 @@ impl Helm {
                 found: output,
             });
         }
-        *self
-            .accepted_binary
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(identity);
+        *accepted() = Some(identity);
         Ok(())
     }
 

@@ -306,12 +306,12 @@ fn docker_login(auth: DockerAuth) -> Option<Login> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use k8s_openapi::ByteString;
 
     use super::*;
 
-    fn secret(data: &[(&str, &str)]) -> Secret {
+    pub(crate) fn secret(data: &[(&str, &str)]) -> Secret {
         let data = data
             .iter()
             .map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())));

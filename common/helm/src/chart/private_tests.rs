@@ -2,10 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
 use tokio::net::TcpListener;
 
+use super::credentials::tests::secret;
 use super::stub_site::{StubFallback, StubResponse, StubSite, cache, chart, small};
 use super::*;
 
@@ -20,14 +19,7 @@ fn gzipped(text: &str) -> Vec<u8> {
 }
 
 fn credentials(data: &[(&str, &str)]) -> CurrentCredentials {
-    let data = data
-        .iter()
-        .map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())));
-    let secret = Secret {
-        data: Some(data.collect()),
-        ..Secret::default()
-    };
-    Ok(Arc::new(Credentials::from_secret(&secret).unwrap()))
+    Ok(Arc::new(Credentials::from_secret(&secret(data)).unwrap()))
 }
 
 fn site_with_login() -> StubSite {

@@ -287,16 +287,12 @@ impl Processes for Supervisor {
         let pipe = child.stdin.take();
         let exit_signal = child.stdout.take().expect("standard output is piped");
         let stream = child.stderr.take().expect("standard error is piped");
-        let stderr = StderrReader {
-            stream: Some(stream),
-            tail: Tail::default(),
-        };
         Ok(Box::new(Process {
             child,
             group,
             exit_signal,
             pipe,
-            stderr,
+            stderr: StderrReader::new(stream),
         }))
     }
 
@@ -320,7 +316,7 @@ struct Process {
     exit_signal: ChildStdout,
     /// The supervisor kills the process group when this pipe closes.
     pipe: Option<ChildStdin>,
-    stderr: StderrReader,
+    stderr: StderrReader<ChildStderr>,
 }
 
 async fn wait_for_close(pipe: &mut ChildStdout) {
@@ -398,48 +394,37 @@ impl Running for Process {
             {
                 tracing::warn!("a killed child process of Helm still exists");
             }
-            Ok((status, self.stderr.tail.bytes.into()))
+            Ok((status, self.stderr.tail.into()))
         })
     }
 }
 
-/// Reads standard error until it closes.
-struct StderrReader {
-    stream: Option<ChildStderr>,
-    tail: Tail,
+/// Reads standard error until it closes, and keeps its last bytes.
+struct StderrReader<R> {
+    stream: Option<R>,
+    tail: VecDeque<u8>,
 }
 
-impl StderrReader {
-    /// Reads the next bytes. Stays pending forever after the stream has closed. Cancel-safe.
-    async fn read_next(&mut self) {
-        match &mut self.stream {
-            Some(stream) => {
-                if !self.tail.read(stream).await {
-                    self.stream = None;
-                }
-            }
-            None => std::future::pending().await,
+impl<R: AsyncRead + Unpin> StderrReader<R> {
+    fn new(stream: R) -> Self {
+        Self {
+            stream: Some(stream),
+            tail: VecDeque::new(),
         }
     }
-}
 
-/// The last bytes of a stream.
-#[derive(Default)]
-struct Tail {
-    bytes: VecDeque<u8>,
-}
-
-impl Tail {
-    /// Reads once. Returns false at the end of the stream. Cancel-safe.
-    async fn read(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> bool {
+    /// Reads the next bytes. Stays pending forever after the stream has closed. Cancel-safe.
+    async fn read_next(&mut self) {
+        let Some(stream) = &mut self.stream else {
+            return std::future::pending().await;
+        };
         let mut buffer = [0; 4096];
         match stream.read(&mut buffer).await {
-            Ok(0) | Err(_) => false,
+            Ok(0) | Err(_) => self.stream = None,
             Ok(count) => {
-                self.bytes.extend(buffer.iter().take(count));
-                let excess = self.bytes.len().saturating_sub(TAIL_MAX);
-                self.bytes.drain(..excess);
-                true
+                self.tail.extend(buffer.iter().take(count));
+                let excess = self.tail.len().saturating_sub(TAIL_MAX);
+                self.tail.drain(..excess);
             }
         }
     }
@@ -568,12 +553,12 @@ mod tests {
     async fn only_the_last_bytes_are_kept() {
         let mut output = vec![b'a'; TAIL_MAX];
         output.extend_from_slice(b"the end");
-        let mut stream = output.as_slice();
-        let mut tail = Tail::default();
-        while tail.read(&mut stream).await {
-            assert!(tail.bytes.len() <= TAIL_MAX);
+        let mut reader = StderrReader::new(output.as_slice());
+        while reader.stream.is_some() {
+            reader.read_next().await;
+            assert!(reader.tail.len() <= TAIL_MAX);
         }
-        let bytes = Vec::from(tail.bytes);
+        let bytes = Vec::from(reader.tail);
         assert_eq!(bytes.len(), TAIL_MAX);
         assert!(bytes.ends_with(b"aathe end"));
     }

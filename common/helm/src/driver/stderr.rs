@@ -50,8 +50,8 @@ const SUSPENDED: [&str; 2] = [
     "is in freezing mode due to a maintenance mode",
 ];
 
-/// Returns whether the cluster's owner suspended writes.
-pub(super) fn is_suspended(text: &str) -> bool {
+/// Returns whether an API server's response means that the cluster's owner suspended writes.
+pub fn is_suspended(text: &str) -> bool {
     SUSPENDED.iter().any(|message| text.contains(message))
 }
 

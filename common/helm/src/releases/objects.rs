@@ -73,7 +73,7 @@ impl ObjectId {
     /// Returns what identifies the object regardless of its API version, in `namespace` if it names none.
     fn identity<'a>(&'a self, namespace: &'a str) -> (Option<&'a str>, &'a str, &'a str, &'a str) {
         let namespace = self.namespace.as_deref().unwrap_or(namespace);
-        (self.group(), self.kind.as_str(), namespace, self.name.as_str())
+        (self.group(), &self.kind, namespace, &self.name)
     }
 }
 
