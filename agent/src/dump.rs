@@ -11,9 +11,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use jiff::Timestamp;
-use krypton_helm::chart::ChartCache;
+use krypton_helm::chart::{CachedChartDump, ChartCache};
 use krypton_helm::driver::{Helm, Load};
-use krypton_helm::dump::{CachedChartDump, ChartDump, HelmDump};
+use krypton_helm::dump::{ChartDump, HelmDump};
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_reconciler::report_store::ReportStore;
 use krypton_reconciler::run_loop::{DumpRequest, ReconcilerDump};
@@ -171,9 +171,7 @@ impl AgentView {
             }),
             unsent_reports: self.report_store.unsent_count(),
             helm: HelmDump::new(helm, now),
-            charts: joined.map_or_else(Vec::new, |(_, charts)| {
-                CachedChartDump::all(charts.cache_state(), now)
-            }),
+            charts: joined.map_or_else(Vec::new, |(_, charts)| charts.dump(now)),
             waiting: self.work.waiting().into(),
             reconciling: reconciler.as_ref().err().copied().unwrap_or("reported"),
             reconciler: reconciler.ok(),

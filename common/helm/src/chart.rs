@@ -16,10 +16,10 @@ use crate::metrics::{ChartMetrics, GaugeGuard};
 mod archive;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod archive_properties;
-mod cache_state;
 mod chart_ref;
 mod credentials;
 mod download;
+mod dump;
 mod error;
 mod files;
 pub(crate) mod index;
@@ -40,11 +40,11 @@ mod tests;
 pub(crate) mod version;
 
 pub use archive::ArchiveError;
-pub use cache_state::CacheState;
 pub use chart_ref::ChartRef;
 pub use credentials::{Credentials, CredentialsError};
 pub use download::CHART_LIMIT;
-pub use error::{CacheError, ChartError, ChartFault, ChartProblem};
+pub use dump::CachedChartDump;
+pub use error::{CacheError, ChartError, ChartProblem};
 pub use provenance::SignatureVerifier;
 pub use source::ChartSource;
 pub use version::{exact_version, is_range};
@@ -217,7 +217,7 @@ impl ChartCache {
     /// and its result. The cache keeps a failure for 1 to 60 s.
     ///
     /// # Errors
-    /// See [`ChartError::fault`].
+    /// See [`ChartProblem`].
     pub async fn fetch(&self, chart: &ChartRef) -> Result<FetchedChart, Arc<ChartError>> {
         let Some(requested) = RequestedVersion::parse(&chart.version) else {
             let error = ChartError::new(chart, ChartProblem::VersionInvalid);

@@ -6,11 +6,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use krypton_helm::chart::{ChartCache, ChartFault, ChartRef};
+use krypton_helm::chart::{ChartCache, ChartRef};
 use krypton_helm::driver::Slot;
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
-use krypton_types::conditions::reason;
 use krypton_types::error_chain::chain;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tracing::{Instrument as _, Span};
@@ -168,14 +167,7 @@ impl HelmQueue {
 async fn fetch_chart(charts: &Arc<ChartCache>, chart: &ChartRef) -> Result<PathBuf, ActionError> {
     match charts.fetch(chart).await {
         Ok(fetched) => Ok(fetched.path),
-        Err(error) => {
-            let reason = match error.fault() {
-                ChartFault::NotLoaded => reason::CHART_NOT_LOADED,
-                ChartFault::VersionNotFound => reason::VERSION_NOT_FOUND,
-                ChartFault::VersionInvalid => reason::VERSION_INVALID,
-            };
-            Err(ActionError::failed(reason, chain(&*error)))
-        }
+        Err(error) => Err(ActionError::failed(error.reason(), chain(&*error))),
     }
 }
 

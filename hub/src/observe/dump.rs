@@ -12,9 +12,9 @@ use axum::extract::RawQuery;
 use axum::routing::get;
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::TenantCounts;
-use krypton_helm::chart::ChartCache;
+use krypton_helm::chart::{CachedChartDump, ChartCache};
 use krypton_helm::driver::Helm;
-use krypton_helm::dump::{CachedChartDump, ChartDump, HelmDump};
+use krypton_helm::dump::{ChartDump, HelmDump};
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_reconciler::run_loop::ConditionDump;
 use krypton_runtime::admin::json;
@@ -148,7 +148,7 @@ impl Dumper {
             chart: None,
             ca: authority.map(|authority| CaDump::new(&authority.get())),
             helm: HelmDump::new(self.helm.load(), BootTime::now()),
-            charts: CachedChartDump::all(self.charts.cache_state(), BootTime::now()),
+            charts: self.charts.dump(BootTime::now()),
             waiting: self.work.waiting().into(),
             members: BTreeMap::new(),
         };

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use krypton_helm::chart::{
-    ChartCache, ChartFault, ChartProblem, ChartRef, Credentials, CurrentCredentials,
-};
+use krypton_helm::chart::{ChartCache, ChartProblem, ChartRef, Credentials, CurrentCredentials};
 use krypton_helm::driver::{Helm, HelmConfig, Keyring, Supervisor};
 use krypton_hub::args::HelmCredentials;
 use krypton_hub::chart::helm_credentials;
@@ -120,10 +118,10 @@ async fn missing_registry_chart_and_version_errors_are_distinct() -> TestResult 
     registry.push(&ChartSource::small("1.0.0")).await?;
     let (_dir, cache) = cache();
     let error = cache.fetch(&chart(&registry, "3.0.0")).await.unwrap_err();
-    assert_eq!(error.fault(), ChartFault::VersionNotFound);
+    assert_eq!(error.reason(), "VersionNotFound");
     assert!(error.to_string().ends_with("version is 1.0.0"), "{error}");
     let error = cache.resolve(&chart(&registry, "^3")).await.unwrap_err();
-    assert_eq!(error.fault(), ChartFault::VersionNotFound);
+    assert_eq!(error.reason(), "VersionNotFound");
     let large = ChartRef {
         name: "large".to_owned(),
         ..chart(&registry, "1.0.0")

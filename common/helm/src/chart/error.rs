@@ -7,18 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use krypton_types::conditions::reason;
 use thiserror::Error;
 
 use super::archive::ArchiveError;
 use super::chart_ref::ChartRef;
-
-/// Effect of a failed fetch on a Tenant: each variant is a condition reason of krypton-operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChartFault {
-    NotLoaded,
-    VersionNotFound,
-    VersionInvalid,
-}
 
 /// Why a chart cache cannot be opened.
 #[derive(Debug, Error)]
@@ -150,20 +143,12 @@ impl ChartProblem {
         self.is_unavailable() || is_missing_file
     }
 
-    fn fault(&self) -> ChartFault {
-        match self {
-            Self::VersionInvalid => ChartFault::VersionInvalid,
-            Self::VersionNotFound { .. } => ChartFault::VersionNotFound,
-            _ => ChartFault::NotLoaded,
-        }
-    }
-
     /// Returns the outcome label for metrics.
     pub(super) fn outcome(&self) -> &'static str {
-        match self.fault() {
-            ChartFault::NotLoaded => "not_loaded",
-            ChartFault::VersionNotFound => "version_not_found",
-            ChartFault::VersionInvalid => "version_invalid",
+        match self {
+            Self::VersionInvalid => "version_invalid",
+            Self::VersionNotFound { .. } => "version_not_found",
+            _ => "not_loaded",
         }
     }
 }
@@ -174,25 +159,29 @@ impl ChartError {
         Self { chart, problem }
     }
 
-    /// Returns the condition reason.
-    pub fn fault(&self) -> ChartFault {
-        self.problem.fault()
+    /// Returns the condition reason, which krypton-operator uses too.
+    pub fn reason(&self) -> &'static str {
+        match self.problem {
+            ChartProblem::VersionInvalid => reason::VERSION_INVALID,
+            ChartProblem::VersionNotFound { .. } => reason::VERSION_NOT_FOUND,
+            _ => reason::CHART_NOT_LOADED,
+        }
     }
 }
 
 impl fmt::Display for ChartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { chart, problem } = self;
-        match problem.fault() {
-            ChartFault::VersionInvalid => write!(f, "chart version invalid: {chart}; {problem}"),
-            ChartFault::VersionNotFound => write!(
+        match problem {
+            ChartProblem::VersionInvalid => write!(f, "chart version invalid: {chart}; {problem}"),
+            ChartProblem::VersionNotFound { .. } => write!(
                 f,
                 "chart version not found in repository: {chart}; {problem}"
             ),
-            ChartFault::NotLoaded if problem.is_unavailable() => {
+            problem if problem.is_unavailable() => {
                 write!(f, "chart not loaded; repo unreachable? {chart}: {problem}")
             }
-            ChartFault::NotLoaded => write!(f, "chart not loaded: {chart}: {problem}"),
+            problem => write!(f, "chart not loaded: {chart}: {problem}"),
         }
     }
 }

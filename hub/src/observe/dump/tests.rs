@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use krypton_crds::edge_cluster::Mode;
-use krypton_helm::chart::{CacheState, ChartFault, ChartRef};
 use krypton_helm::driver::Load;
 use krypton_helm::slots::priority::Priority;
 use krypton_types::conditions::{State, Truth};
@@ -40,7 +39,7 @@ fn empty() -> Dump {
             },
             BootTime(Duration::from_secs(100)),
         ),
-        charts: CachedChartDump::all(cached(), BootTime(Duration::from_secs(100))),
+        charts: Vec::new(),
         waiting: WorkMetrics::default().waiting().into(),
         members: BTreeMap::new(),
     }
@@ -48,27 +47,6 @@ fn empty() -> Dump {
 
 fn authority() -> Authority {
     Authority::generate("fleet", Timestamp::now()).unwrap()
-}
-
-fn cached() -> Vec<(ChartRef, CacheState)> {
-    let reference = |version: &str| ChartRef {
-        repo: format!("https://user:{HIDDEN}@charts.example.org/stable"),
-        name: "small".to_owned(),
-        version: version.to_owned(),
-    };
-    let at = |seconds| BootTime(Duration::from_secs(seconds));
-    let failed = CacheState::Failed {
-        fault: ChartFault::NotLoaded,
-        times: 3,
-        since: at(95),
-        until: at(103),
-    };
-    let cached = CacheState::Cached {
-        since: at(40),
-        version: "1.0.0".to_owned(),
-        sha256: "sum".to_owned(),
-    };
-    vec![(reference("1.1.0"), failed), (reference("1.0.0"), cached)]
 }
 
 fn chart() -> ChartState {
@@ -155,7 +133,6 @@ fn fleet_dump_is_complete_and_hides_secrets() {
     dump["leader"]["acquired"] = Value::Null;
     let roots = dump["ca"]["roots"].take();
     assert_eq!(roots.as_array().unwrap().len(), 1);
-    let chart = |version: &str| json!({"repo": "https://charts.example.org/stable", "name": "small", "version": version});
     let starting = json!({ "status": "Unknown", "reason": "Starting" });
     assert_eq!(
         dump,
@@ -170,16 +147,7 @@ fn fleet_dump_is_complete_and_hides_secrets() {
                 "problem": null,
             },
             "ca": { "phase": "Steady", "roots": null },
-            "charts": [
-                {
-                    "chart": chart("1.0.0"), "state": "cached", "forSeconds": 60, "resolvedVersion": "1.0.0", "sha256": "sum",
-                    "fault": null, "attempts": 0, "retryInSeconds": null,
-                },
-                {
-                    "chart": chart("1.1.0"), "state": "failed", "forSeconds": 5, "resolvedVersion": null, "sha256": null,
-                    "fault": "ChartNotLoaded", "attempts": 3, "retryInSeconds": 3,
-                },
-            ],
+            "charts": [],
             "waiting": { "calls": 0, "lists": 0, "runs": 0, "urgent": 0 },
             "helm": {
                 "limit": 4, "limitPerMember": 3, "running": { "edge-1": 2 },
