@@ -11,6 +11,7 @@ use crate::desired::is_default;
 use crate::names;
 use crate::tenant::{trim_all, trim_request};
 use crate::text::truncate;
+use crate::values;
 
 /// Namespace and name of a KryptonDeployment on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -81,8 +82,7 @@ impl DesiredDeployment {
 
     /// Size of the JSON in bytes.
     pub fn size(&self) -> usize {
-        // Serialization into memory does not fail.
-        serde_json::to_vec(self).map_or(usize::MAX, |written| written.len())
+        values::size(self)
     }
 
     /// Name of the release.

@@ -21,7 +21,7 @@ use crate::desired::namespaces::NamespaceConfiguration;
 use crate::fingerprint;
 use crate::placed_tenant::PlacedTenant;
 use crate::redact::url_shown;
-use crate::values::merge;
+use crate::values::{self, merge};
 
 /// The value that `install_crds` adds.
 const INSTALL_CRDS: &str = "installCRDs";
@@ -206,8 +206,7 @@ impl DesiredState {
 
     /// Size in bytes as stored on the member.
     pub fn size(&self) -> usize {
-        // Serialization into memory does not fail.
-        serde_json::to_vec(self).map_or(usize::MAX, |written| written.len())
+        values::size(self)
     }
 
     /// Returns the chart for a Tenant with its own values, if the fleet allows them.

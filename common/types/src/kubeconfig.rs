@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::document::{FieldError, Fields};
 use crate::{fingerprint, names};
@@ -272,7 +272,7 @@ struct Cluster {
     server: String,
     authority: Authority,
     proxy: Option<Authority>,
-    fields: Map<String, Value>,
+    fields: Value,
 }
 
 fn read_cluster(input: &Fields<'_>, policy: &Policy) -> Result<Cluster, KubeconfigError> {
@@ -305,42 +305,38 @@ fn read_cluster(input: &Fields<'_>, policy: &Policy) -> Result<Cluster, Kubeconf
     let server =
         server::parse_server(server).map_err(|problem| input.invalid("server", problem))?;
     let server = check_address(server, input, "server", policy)?;
-    let mut fields = Map::new();
-    fields.insert("server".to_owned(), server.text.clone().into());
+    let mut fields = json!({ "server": server.text });
     let proxy = match input.text("proxy-url")? {
         None => None,
         Some(url) => {
             let parsed = server::parse_proxy(url);
             let proxy = parsed.map_err(|problem| input.invalid("proxy-url", problem))?;
             let proxy = check_address(proxy, input, "proxy-url", policy)?;
-            fields.insert("proxy-url".to_owned(), proxy.text.into());
+            fields["proxy-url"] = proxy.text.into();
             Some(proxy.authority)
         }
     };
     if let Some(data) = material::authorities(input)? {
-        fields.insert("certificate-authority-data".to_owned(), data.into());
+        fields["certificate-authority-data"] = data.into();
     }
     if let Some(path) = input.path("certificate-authority")? {
-        fields.insert("certificate-authority".to_owned(), path.into());
+        fields["certificate-authority"] = path.into();
     }
     if let Some(name) = input.text("tls-server-name")? {
         if rustls_pki_types::ServerName::try_from(name).is_err() {
             let problem = "is not a host name or IP address";
             return Err(input.invalid("tls-server-name", problem).into());
         }
-        fields.insert("tls-server-name".to_owned(), name.into());
+        fields["tls-server-name"] = name.into();
     }
     if insecure {
         // client-go rejects this combination, so Helm would fail too.
-        if fields
-            .keys()
-            .any(|key| key.starts_with("certificate-authority"))
-        {
+        if has_either(&fields, "certificate-authority") {
             let problem =
                 "contradicts the certificate authority in the same entry; remove one of them";
             return Err(input.invalid("insecure-skip-tls-verify", problem).into());
         }
-        fields.insert("insecure-skip-tls-verify".to_owned(), true.into());
+        fields["insecure-skip-tls-verify"] = true.into();
     }
     Ok(Cluster {
         server: server.text,
@@ -362,8 +358,13 @@ fn check_address(
     }
 }
 
+/// Returns whether the content of a file is given, as its path or as its data.
+fn has_either(fields: &Value, field: &str) -> bool {
+    fields.get(field).is_some() || fields.get(format!("{field}-data")).is_some()
+}
+
 struct User {
-    fields: Map<String, Value>,
+    fields: Value,
     credentials: Vec<CredentialValidity>,
 }
 
@@ -412,7 +413,7 @@ fn read_user(input: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigErro
         "extensions",
     ])?;
 
-    let mut fields = Map::new();
+    let mut fields = json!({});
     let mut credentials = Vec::new();
     if let Some(token) = input.text("token")? {
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -424,19 +425,16 @@ fn read_user(input: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigErro
             input.path_to("token"),
             token,
         ));
-        fields.insert("token".to_owned(), token.into());
+        fields["token"] = token.into();
     }
     let certificate = material::client_certificate(input)?;
     let key = material::client_key(input)?;
     if let Some(certificate) = &certificate {
         credentials.push(material::validity(input, certificate));
-        fields.insert(
-            "client-certificate-data".to_owned(),
-            certificate.data.clone().into(),
-        );
+        fields["client-certificate-data"] = certificate.data.clone().into();
     }
     if let Some(key) = &key {
-        fields.insert("client-key-data".to_owned(), key.data.clone().into());
+        fields["client-key-data"] = key.data.clone().into();
     }
     for key in ["tokenFile", "client-certificate", "client-key"] {
         if let Some(path) = input.path(key)? {
@@ -444,23 +442,19 @@ fn read_user(input: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigErro
             if key != "client-key" {
                 credentials.push(CredentialValidity::unlimited(input.path_to(key)));
             }
-            fields.insert(key.to_owned(), path.into());
+            fields[key] = path.into();
         }
     }
     for key in ["exec", "auth-provider"] {
         if let Some(map) = input.nested(key)?.and_then(|fields| fields.map) {
             credentials.push(CredentialValidity::unlimited(input.path_to(key)));
-            fields.insert(key.to_owned(), Value::Object(map.clone()));
+            fields[key] = Value::Object(map.clone());
         }
     }
 
-    let has = |field: &str| {
-        fields
-            .keys()
-            .any(|key| key == field || *key == format!("{field}-data"))
-    };
-    if has("client-certificate") != has("client-key") {
-        let missing = if has("client-key") {
+    let has_key = has_either(&fields, "client-key");
+    if has_either(&fields, "client-certificate") != has_key {
+        let missing = if has_key {
             "client-certificate-data"
         } else {
             "client-key-data"
@@ -471,7 +465,7 @@ fn read_user(input: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigErro
     if let (Some(certificate), Some(key)) = (&certificate, &key) {
         material::check_pair(input, certificate, key)?;
     }
-    if fields.is_empty() {
+    if fields == json!({}) {
         return Err(input.no_credential());
     }
     Ok(User {
@@ -482,11 +476,9 @@ fn read_user(input: &Fields<'_>, policy: &Policy) -> Result<User, KubeconfigErro
 
 /// Builds the kubeconfig with fixed entry names: they have no effect, and the digest stays stable.
 fn rebuild(cluster: Cluster, namespace: Option<&str>, user: User) -> SanitizedKubeconfig {
-    let mut context = Map::new();
-    context.insert("cluster".to_owned(), "member".into());
-    context.insert("user".to_owned(), "member".into());
+    let mut context = json!({ "cluster": "member", "user": "member" });
     if let Some(namespace) = namespace {
-        context.insert("namespace".to_owned(), namespace.into());
+        context["namespace"] = namespace.into();
     }
     let yaml = json!({
         "apiVersion": "v1",

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// Limit for the values of one member, in bytes of JSON. The member stores them in one Secret, which holds 1 MiB.
@@ -24,8 +25,8 @@ pub fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     }
 }
 
-/// Returns the size of the values in bytes of JSON.
-pub fn size(values: &Map<String, Value>) -> usize {
+/// Returns the size of a value in bytes of JSON.
+pub fn size(value: &impl Serialize) -> usize {
     #[derive(Default)]
     struct ByteCounter(usize);
     impl Write for ByteCounter {
@@ -38,8 +39,8 @@ pub fn size(values: &Map<String, Value>) -> usize {
         }
     }
     let mut counter = ByteCounter::default();
-    // Serialization of JSON values into a counter does not fail.
-    if serde_json::to_writer(&mut counter, values).is_err() {
+    // Serialization into a counter does not fail.
+    if serde_json::to_writer(&mut counter, value).is_err() {
         return usize::MAX;
     }
     counter.0

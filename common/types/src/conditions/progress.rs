@@ -132,27 +132,13 @@ mod tests {
         let given_up = next(UpcomingStepKind::GivenUp);
         let retry = next(UpcomingStepKind::Retry);
         let failed = |reason| state(reason, reason, Some(reason));
+        let unfailed = |reason| state(reason, reason, None);
+        let only_ready = |reason| ClusterState::from(State::new(Truth::False, reason, ""));
         for (state, next, expected) in [
-            (
-                ClusterState::from(State::new(Truth::False, reason::NOT_READY, "")),
-                None,
-                Reconciling,
-            ),
-            (
-                ClusterState::from(State::new(Truth::False, reason::NAMESPACE_NOT_ALLOWED, "")),
-                None,
-                Stalled,
-            ),
-            (
-                ClusterState::from(State::new(Truth::False, reason::NOT_THIS_CLUSTER, "")),
-                None,
-                Idle,
-            ),
-            (
-                state(reason::INSTALLING, reason::INSTALLING, None),
-                None,
-                Reconciling,
-            ),
+            (only_ready(reason::NOT_READY), None, Reconciling),
+            (only_ready(reason::NAMESPACE_NOT_ALLOWED), None, Stalled),
+            (only_ready(reason::NOT_THIS_CLUSTER), None, Idle),
+            (unfailed(reason::INSTALLING), None, Reconciling),
             (failed(reason::UPGRADE_FAILED), None, Reconciling),
             (failed(reason::UPGRADE_FAILED), retry, Reconciling),
             (failed(reason::UPGRADE_FAILED), given_up, Stalled),
@@ -166,7 +152,7 @@ mod tests {
             ),
             (failed(reason::LOCKED), None, Stalled),
             (
-                state(reason::LOCKED, reason::LOCKED, None),
+                unfailed(reason::LOCKED),
                 next(UpcomingStepKind::Unlock),
                 Reconciling,
             ),
@@ -179,11 +165,7 @@ mod tests {
                 given_up,
                 Idle,
             ),
-            (
-                state(reason::SUSPENDED, reason::SUSPENDED, None),
-                None,
-                Idle,
-            ),
+            (unfailed(reason::SUSPENDED), None, Idle),
         ] {
             assert_eq!(
                 Outlook::from_state(&state, next),

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 use proptest::sample::select;
+use serde_json::Map;
 
 use super::fuzzing::{broken_promise, policy_of};
 use super::tests::EVERYTHING;
