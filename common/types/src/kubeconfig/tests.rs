@@ -1,3 +1,4 @@
+use super::fuzzing::policy_of;
 use super::*;
 
 pub(super) mod credentials;
@@ -7,16 +8,8 @@ mod input;
 use credentials::{ISSUED, OTHER, decoded, encoded};
 
 const TOKEN: &str = "canary-token-5f3a";
-pub(super) const EVERYTHING: Policy = Policy {
-    allow_exec: true,
-    allow_auth_provider: true,
-    allow_token_file: true,
-    allow_files: true,
-    allow_insecure_tls: true,
-    allow_loopback: true,
-    allow_link_local: true,
-    allow_proxy: true,
-};
+/// The ends of the hub's flags, in the order of the bits of [`policy_of`].
+const SWITCHES: &str = "exec auth-provider token-file files tls loopback link-local proxy";
 
 fn good() -> Value {
     json!({
@@ -97,11 +90,14 @@ fn path_of(pointer: &str) -> String {
     path.trim_start_matches('.').to_owned()
 }
 
-/// Returns a policy that admits one field.
-fn policy_with(allow: fn(&mut Policy)) -> Policy {
-    let mut policy = Policy::default();
-    allow(&mut policy);
-    policy
+/// Returns the bit of the policy that this switch sets.
+fn bit_of(switch: &str) -> u8 {
+    1 << SWITCHES.split(' ').position(|name| name == switch).unwrap()
+}
+
+/// Returns the policy with only this switch.
+fn policy_with(switch: &str) -> Policy {
+    policy_of(bit_of(switch))
 }
 
 #[test]
@@ -222,45 +218,28 @@ fn debug_output_has_no_secret() {
 
 #[test]
 fn dangerous_field_is_admitted_only_by_own_switch() {
-    let inverted = |admitted: Policy| Policy {
-        allow_exec: !admitted.allow_exec,
-        allow_auth_provider: !admitted.allow_auth_provider,
-        allow_token_file: !admitted.allow_token_file,
-        allow_files: !admitted.allow_files,
-        allow_insecure_tls: !admitted.allow_insecure_tls,
-        allow_loopback: !admitted.allow_loopback,
-        allow_link_local: !admitted.allow_link_local,
-        allow_proxy: !admitted.allow_proxy,
-    };
-    let exec = policy_with(|policy| policy.allow_exec = true);
-    let provider = policy_with(|policy| policy.allow_auth_provider = true);
     let run = json!({ "apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/canary" });
     let gcp = json!({ "name": "gcp", "config": { "cmd-path": "/bin/canary" } });
     let oidc = json!({ "name": "oidc", "config": { "idp-issuer-url": "https://issuer" } });
     let token = json!("/run/token");
-    let token_file = policy_with(|policy| policy.allow_token_file = true);
-    let files = policy_with(|policy| policy.allow_files = true);
-    let proxy = policy_with(|policy| policy.allow_proxy = true);
     let (file, url) = (json!("/etc/shadow"), json!("http://proxy.example.org:3128"));
-    let loopback = policy_with(|policy| policy.allow_loopback = true);
     let server = json!("https://[::ffff:127.0.0.1]:6443");
-    let link_local = policy_with(|policy| policy.allow_link_local = true);
     let metadata = json!("https://metadata.google.internal.");
     let (user, cluster) = ("/users/0/user", "/clusters/0/cluster");
-    for (entry, field, value, admitted, switch) in [
-        (user, "exec", run, exec, "exec"),
-        (user, "exec", json!({}), exec, "exec"),
-        (user, "auth-provider", gcp, provider, "auth-provider"),
-        (user, "auth-provider", oidc, provider, "auth-provider"),
-        (user, "tokenFile", token, token_file, "token-file"),
-        (cluster, "certificate-authority", file, files, "files"),
-        (cluster, "proxy-url", url, proxy, "proxy"),
-        (cluster, "server", server, loopback, "loopback"),
-        (cluster, "server", metadata, link_local, "link-local"),
+    for (entry, field, value, switch) in [
+        (user, "exec", run, "exec"),
+        (user, "exec", json!({}), "exec"),
+        (user, "auth-provider", gcp, "auth-provider"),
+        (user, "auth-provider", oidc, "auth-provider"),
+        (user, "tokenFile", token, "token-file"),
+        (cluster, "certificate-authority", file, "files"),
+        (cluster, "proxy-url", url, "proxy"),
+        (cluster, "server", server, "loopback"),
+        (cluster, "server", metadata, "link-local"),
     ] {
         let pointer = &format!("{entry}/{field}");
         let path = path_of(pointer);
-        for policy in [Policy::default(), inverted(admitted)] {
+        for policy in [0, !bit_of(switch)].map(policy_of) {
             let error = with(pointer, value.clone(), policy).unwrap_err();
             assert!(
                 matches!(&error, KubeconfigError::Forbidden { path: p, .. } if *p == path),
@@ -270,7 +249,8 @@ fn dangerous_field_is_admitted_only_by_own_switch() {
             let flag = format!("--insecure-kubeconfig-{switch}");
             assert!(error.to_string().ends_with(&flag), "{error}");
         }
-        let yaml = with(pointer, value.clone(), admitted).unwrap().yaml;
+        let admitted = with(pointer, value.clone(), policy_with(switch));
+        let yaml = admitted.unwrap().yaml;
         let rebuilt: Value = serde_json::from_str(&yaml).unwrap();
         assert_eq!(rebuilt.pointer(pointer), Some(&value), "{pointer}");
     }
@@ -291,7 +271,7 @@ fn exec_is_refused_and_nothing_is_run() {
 #[test]
 fn admitted_proxy_is_kept_and_validated_like_server() {
     let pointer = "/clusters/0/cluster/proxy-url";
-    let admitted = policy_with(|policy| policy.allow_proxy = true);
+    let admitted = policy_with("proxy");
     let sanitized = with(pointer, json!("SOCKS5://Proxy.example.org:1080"), admitted).unwrap();
     let rebuilt: Value = serde_json::from_str(&sanitized.yaml).unwrap();
     let kept = json!("socks5://Proxy.example.org:1080");
@@ -325,7 +305,7 @@ fn client_certificate_files_need_switch_and_absolute_paths() {
         assert_forbidden(&error, &format!("users[0].user.{field}"));
         assert_contains(&error.to_string(), "-data");
     }
-    let files = policy_with(|policy| policy.allow_files = true);
+    let files = policy_with("files");
     let pair = |key: &str| json!({ "client-certificate": "/c.pem", "client-key": key });
     let sanitized = with("/users/0/user", pair("/k.pem"), files).unwrap();
     assert!(sanitized.yaml.contains("/k.pem"));
@@ -347,7 +327,7 @@ fn no_switch_admits_impersonation_or_basic_authentication() {
         ("password", json!("hunter2")),
     ] {
         let pointer = format!("/users/0/user/{field}");
-        for policy in [Policy::default(), EVERYTHING] {
+        for policy in [0, u8::MAX].map(policy_of) {
             let error = with(&pointer, value.clone(), policy).unwrap_err();
             assert_forbidden(&error, &format!("users[0].user.{field}"));
         }
@@ -377,7 +357,7 @@ fn skipping_tls_verification_needs_lab_switch() {
         );
     }
 
-    let lab = policy_with(|policy| policy.allow_insecure_tls = true);
+    let lab = policy_with("tls");
     let error = with(pointer, json!(true), lab).unwrap_err().to_string();
     assert_contains(&error, "contradicts the certificate authority");
     let mut document = good();
@@ -499,7 +479,7 @@ fn server_must_be_https_with_host_without_credentials() {
         (json!("https://0x7f.1"), number),
         (json!(6443), "must be a string"),
     ] {
-        for policy in [Policy::default(), EVERYTHING] {
+        for policy in [0, u8::MAX].map(policy_of) {
             let result = with(pointer, server.clone(), policy);
             let error = result.unwrap_err().to_string();
             assert_starts(&error, &format!("clusters[0].cluster.server {message}"));

@@ -96,10 +96,6 @@ fn expiry_follows_longest_valid_credential() {
 fn accepted_exec_credential_never_expires() {
     let mut user = certificate();
     user["exec"] = json!({ "command": "/bin/true" });
-    let exec = Policy {
-        allow_exec: true,
-        ..Policy::default()
-    };
-    let sanitized = with("/users/0/user", user, exec).unwrap();
+    let sanitized = with("/users/0/user", user, policy_with("exec")).unwrap();
     assert_eq!(sanitized.check_dates(at("2999-01-01T00:00:00Z")), Ok(()));
 }
