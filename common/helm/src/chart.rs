@@ -47,7 +47,7 @@ pub use dump::CachedChartDump;
 pub use error::{CacheError, ChartError, ChartProblem};
 pub use provenance::SignatureVerifier;
 pub use source::ChartSource;
-pub use version::{exact_version, is_range};
+pub use version::{is_range, parse as exact_version};
 
 use files::{PARTIAL, partial_file};
 use index_store::IndexStore;

@@ -112,6 +112,20 @@ struct RunParams<'a> {
     output: Option<&'a Path>,
 }
 
+impl<'a> RunParams<'a> {
+    /// Returns the parameters of a run without secrets and output that a soft stop ends.
+    fn new(verb: &'static str, release: &'a str, timeout: Duration) -> Self {
+        Self {
+            verb,
+            release,
+            timeout,
+            secrets: Vec::new(),
+            terminate_on_soft_stop: true,
+            output: None,
+        }
+    }
+}
+
 /// Runs Helm with limited concurrency.
 #[derive(Debug)]
 pub struct Helm {
@@ -272,13 +286,11 @@ impl Helm {
             let values = folder.write_values(&upgrade.values)?;
             let arguments = command::upgrade(upgrade, &values)?;
             let output = folder.path().join("release.json");
+            let verb = if upgrade.again { "install" } else { "upgrade" };
             let params = RunParams {
-                verb: if upgrade.again { "install" } else { "upgrade" },
-                release: &upgrade.release,
-                timeout: upgrade.timeout,
                 secrets: stderr::secrets(&upgrade.values, &upgrade.secret_paths),
-                terminate_on_soft_stop: true,
                 output: Some(&output),
+                ..RunParams::new(verb, &upgrade.release, upgrade.timeout)
             };
             self.run(Some(slot), &folder, arguments, params, stop)
                 .await?;
@@ -308,13 +320,9 @@ impl Helm {
             let folder = self.scratch.create_run(&uninstall.cache_key)?;
             let arguments = command::uninstall(uninstall);
             let params = RunParams {
-                verb: "uninstall",
-                release: &uninstall.release,
-                timeout: uninstall.timeout,
-                secrets: Vec::new(),
                 // On SIGTERM, `helm uninstall` would exit halfway, so a soft stop waits for its end.
                 terminate_on_soft_stop: false,
-                output: None,
+                ..RunParams::new("uninstall", &uninstall.release, uninstall.timeout)
             };
             self.run(Some(slot), &folder, arguments, params, stop).await
         };
@@ -337,13 +345,10 @@ impl Helm {
             let folder = self.scratch.create_run(&rollback.cache_key)?;
             let arguments = command::rollback(rollback);
             let params = RunParams {
-                verb: "rollback",
-                release: &rollback.release,
-                timeout: rollback.timeout,
                 secrets: stderr::secrets(&rollback.values, &rollback.secret_paths),
                 // On SIGTERM, `helm rollback` would exit halfway, like `helm uninstall`.
                 terminate_on_soft_stop: false,
-                output: None,
+                ..RunParams::new("rollback", &rollback.release, rollback.timeout)
             };
             self.run(Some(slot), &folder, arguments, params, stop).await
         };
@@ -364,14 +369,7 @@ impl Helm {
             self.check_version().await?;
             let folder = self.scratch.create_run(&get.cache_key)?;
             let arguments = command::get_metadata(get);
-            let params = RunParams {
-                verb: "get metadata",
-                release: &get.release,
-                timeout: GET_TIMEOUT,
-                secrets: Vec::new(),
-                terminate_on_soft_stop: true,
-                output: None,
-            };
+            let params = RunParams::new("get metadata", &get.release, GET_TIMEOUT);
             let result = self.run(Some(slot), &folder, arguments, params, stop).await;
             match result {
                 Ok(()) => Ok(true),

@@ -432,23 +432,18 @@ pub fn pack(json: &[u8]) -> io::Result<Vec<u8>> {
 
 /// Returns the workloads in a manifest. Skips invalid documents, because Helm has already applied them.
 fn workloads(manifest: &str, namespace: &str) -> Vec<Workload> {
-    let mut workloads = Vec::new();
+    let mut objects = Vec::new();
     for document in documents(manifest) {
         // Parsing is expensive, and most documents have other kinds.
-        if WorkloadKind::ALL
-            .iter()
-            .any(|kind| document.contains(kind.as_str()))
-        {
-            let mut objects = Vec::new();
+        let mut kinds = WorkloadKind::ALL.iter();
+        if kinds.any(|kind| document.contains(kind.as_str())) {
             manifest::read_document(&document, &mut objects);
-            workloads.extend(
-                objects
-                    .iter()
-                    .filter_map(|object| workload(object, namespace)),
-            );
         }
     }
-    workloads
+    let workloads = objects
+        .iter()
+        .filter_map(|object| workload(object, namespace));
+    workloads.collect()
 }
 
 fn documents(manifest: &str) -> Vec<String> {

@@ -523,20 +523,13 @@ async fn killed_and_unstartable_helm_are_distinguished() {
     assert!(matches!(error, HelmError::Missing { .. }), "{error}");
     assert!(error.is_local(), "{error}");
 
+    drop(stage);
+    let stage = Stage::new("exit 0").await;
     let without_supervisor = HelmConfig {
         processes: Arc::new(Supervisor::new("/nowhere/krypton", &[])),
         ..stage.config()
     };
-    drop(stage);
-    let stage = Stage::new("exit 0").await;
-    let helm = Helm::new(HelmConfig {
-        binary: stage.path("helm"),
-        scratch: stage.path("scratch"),
-        private: stage.path("private"),
-        ..without_supervisor
-    })
-    .await
-    .unwrap();
+    let helm = Helm::new(without_supervisor).await.unwrap();
     let error = uninstall_error(&stage, &helm).await;
     assert!(matches!(error, HelmError::Spawn { .. }), "{error}");
 }

@@ -312,35 +312,18 @@ pub(super) mod tests {
             chart_yaml("small", "1.2.3"),
             file("small/b", &"b".repeat(9_000)),
         ]);
+        let only = |path: &str, content: &str| packed(&[file(path, content)]);
+        let latest = packed(&[chart_yaml("small", "latest")]);
+        let path = only("small/Chart.yaml", "name: ../x\nversion: 1.0.0");
         let cases: Vec<(&str, Vec<u8>, &str)> = vec![
             ("rubbish", b"rubbish".to_vec(), "not a gzip"),
             ("empty", Vec::new(), "not a gzip"),
             ("cut", complete[..complete.len() / 2].to_vec(), "not a gzip"),
-            (
-                "no Chart.yaml",
-                packed(&[file("small/values.yaml", "")]),
-                "no Chart.yaml",
-            ),
-            (
-                "Chart.yaml at the top",
-                packed(&[file("Chart.yaml", "name: a")]),
-                "no Chart.yaml",
-            ),
-            (
-                "odd Chart.yaml",
-                packed(&[file("small/Chart.yaml", "[]")]),
-                "cannot be read",
-            ),
-            (
-                "no version",
-                packed(&[chart_yaml("small", "latest")]),
-                "version \"latest\"",
-            ),
-            (
-                "a path for a name",
-                packed(&[file("small/Chart.yaml", "name: ../x\nversion: 1.0.0")]),
-                "name \"../x\"",
-            ),
+            ("missing", only("small/values.yaml", ""), "no Chart.yaml"),
+            ("at the top", only("Chart.yaml", "name: a"), "no Chart.yaml"),
+            ("odd", only("small/Chart.yaml", "[]"), "cannot be read"),
+            ("no version", latest, "version \"latest\""),
+            ("a path for a name", path, "name \"../x\""),
         ];
         for (case, tgz, reason) in cases {
             let error = inspect(&tgz).expect_err(case);

@@ -64,11 +64,7 @@ pub fn is_range(text: &str) -> bool {
 }
 
 /// Returns the exact version in a text, without a leading `v`.
-pub fn exact_version(text: &str) -> Option<Version> {
-    parse(text)
-}
-
-pub(crate) fn parse(text: &str) -> Option<Version> {
+pub fn parse(text: &str) -> Option<Version> {
     if text.len() > MAX_LENGTH {
         return None;
     }

@@ -35,14 +35,7 @@ impl Keyring {
         let (_stop, signal) = StopHandle::new();
         let name = archive.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
-        let params = RunParams {
-            verb: "verify",
-            release: &name,
-            timeout: TIMEOUT,
-            secrets: Vec::new(),
-            terminate_on_soft_stop: true,
-            output: None,
-        };
+        let params = RunParams::new("verify", &name, TIMEOUT);
         helm.run(None, &folder, arguments, params, &signal).await
     }
 }
