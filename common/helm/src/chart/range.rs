@@ -42,7 +42,8 @@ struct Bound {
 }
 
 impl Operator {
-    /// Returns whether `*` may follow the operator.
+    /// Returns whether `*` may follow the operator. In Helm, `^*` means 0.0.0, `<=*` means 0.0.x, and `>*` and `!=*`
+    /// mean any version except 0.0.0.
     fn accepts_wildcard(self) -> bool {
         !matches!(
             self,
@@ -79,17 +80,9 @@ impl Range {
 fn parse_group(text: &str) -> Option<Vec<Bound>> {
     let text = text.trim_matches(' ');
     if let Some((low, high)) = text.split_once(" - ") {
-        let bound = |operator: Operator, text: &str| {
-            let (version, precision) = parse_partial(text.trim_matches(' '))?;
-            (precision > Precision::Wildcard || operator.accepts_wildcard()).then_some(Bound {
-                operator,
-                version,
-                precision,
-            })
-        };
         return Some(vec![
-            bound(Operator::AtLeast, low)?,
-            bound(Operator::AtMost, high)?,
+            Bound::parse(Operator::AtLeast, low.trim_matches(' '))?,
+            Bound::parse(Operator::AtMost, high.trim_matches(' '))?,
         ]);
     }
     let mut bounds = Vec::new();
@@ -101,16 +94,7 @@ fn parse_group(text: &str) -> Option<Vec<Bound>> {
             Some(end) => after.split_at(end),
             None => (after, ""),
         };
-        let (version, precision) = parse_partial(word)?;
-        // In Helm, `^*` means 0.0.0, `<=*` means 0.0.x, and `>*` and `!=*` mean any version except 0.0.0.
-        if precision == Precision::Wildcard && !operator.accepts_wildcard() {
-            return None;
-        }
-        bounds.push(Bound {
-            operator,
-            version,
-            precision,
-        });
+        bounds.push(Bound::parse(operator, word)?);
         let next = next.trim_start_matches(' ');
         rest = match next.strip_prefix(',') {
             Some(next) if next.trim_matches(' ').is_empty() => return None,
@@ -181,6 +165,16 @@ fn parse_partial(text: &str) -> Option<(Version, Precision)> {
 }
 
 impl Bound {
+    fn parse(operator: Operator, text: &str) -> Option<Self> {
+        let (version, precision) = parse_partial(text)?;
+        let is_valid = precision > Precision::Wildcard || operator.accepts_wildcard();
+        is_valid.then_some(Self {
+            operator,
+            version,
+            precision,
+        })
+    }
+
     fn holds(&self, version: &Version) -> bool {
         let order = version.cmp_precedence(&self.version);
         match self.operator {
