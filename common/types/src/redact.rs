@@ -1,5 +1,7 @@
 //! Redacts likely secrets in text, and recognizes secret values by their names.
 
+use crate::conditions::parse_condition_type;
+
 /// Replacement for a secret.
 pub const HIDDEN: &str = "[redacted]";
 
@@ -214,12 +216,8 @@ fn is_secret(before: &str, gap: &str, word: &str) -> bool {
 }
 
 fn looks_like_token(word: &str) -> bool {
-    // Condition types end with the name of a cluster.
-    let condition_types = ["ClusterReady/", "ClusterProgress/", "ClusterError/"];
-    let cluster = condition_types
-        .iter()
-        .find_map(|type_| word.strip_prefix(type_));
-    let word = cluster.unwrap_or(word);
+    // A condition type ends with the name of a cluster.
+    let word = parse_condition_type(word).map_or(word, |(_, cluster)| cluster);
     let has = |kind: fn(&char) -> bool| word.chars().any(|c| kind(&c));
     let is_jwt = word.starts_with("eyJ") && word.len() >= 20;
     // Kubernetes names are lower case and digests are hexadecimal, so this rule redacts neither.

@@ -77,10 +77,8 @@ pub fn combine<const N: usize>(digests: [(u64, u128); N]) -> (u64, u128) {
 pub fn part(key: &impl Serialize, report: &impl Serialize) -> u128 {
     let content = serde_json::json!([key, report]).to_string();
     let digest: [u8; 32] = Sha256::digest(content.as_bytes()).into();
-    digest
-        .iter()
-        .take(16)
-        .fold(0, |sum, byte| (sum << 8) | u128::from(*byte))
+    let first = digest.first_chunk::<16>();
+    first.map_or(0, |first| u128::from_be_bytes(*first))
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::fingerprint::is_hex;
+
 const BYTES: usize = 32;
 /// Limit for the number of trusted roots. A rotation needs two, and a user can add more.
 pub const ROOTS_MAX: usize = 8;
@@ -59,18 +61,14 @@ impl FromStr for RootDigest {
     type Err = NotADigest;
 
     fn from_str(text: &str) -> Result<Self, NotADigest> {
-        let digits: Vec<u8> = text
-            .bytes()
-            .map(|byte| match byte {
-                b'0'..=b'9' => Ok(byte - b'0'),
-                b'a'..=b'f' => Ok(byte - b'a' + 10),
-                _ => Err(NotADigest),
-            })
-            .collect::<Result<_, _>>()?;
-        let (pairs, rest) = digits.as_chunks::<2>();
-        let bytes: Vec<u8> = pairs.iter().map(|[high, low]| high << 4 | low).collect();
-        match rest {
-            [] => Self::from_bytes(&bytes).ok_or(NotADigest),
+        // The parser of numbers would accept capital letters and a sign too.
+        if !is_hex(text, 2 * BYTES) {
+            return Err(NotADigest);
+        }
+        let parse = |half: &str| u128::from_str_radix(half, 16).map(u128::to_be_bytes);
+        let (first, last) = text.split_at(BYTES);
+        match (parse(first), parse(last)) {
+            (Ok(first), Ok(last)) => Self::from_bytes(&[first, last].concat()).ok_or(NotADigest),
             _ => Err(NotADigest),
         }
     }
