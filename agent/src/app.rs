@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
-use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use krypton_helm::chart::ChartCache;
 use krypton_helm::driver::{Helm, HelmConfig, Processes, Supervisor};
@@ -244,11 +243,9 @@ impl Process {
         let enrolled = &fleet.enrolled;
         channels.expiry.send_replace(enrolled.not_after);
         let config = enrolled.client_config(&fleet.stored_identity.identity.key)?;
-        let dialer = Dialer::new(
-            addresses(&self.flags.hub, &enrolled.membership.addresses),
-            Arc::new(ArcSwap::from_pointee(config)),
-        );
-        let dialer = Arc::new(dialer.with_network(&self.outside.network));
+        let addresses = addresses(&self.flags.hub, &enrolled.membership.addresses);
+        let dialer = Dialer::new(addresses, config).with_network(&self.outside.network);
+        let dialer = Arc::new(dialer);
         dialer.root_updates().publish_stored(&enrolled.roots);
         let record = fleet.record.as_ref();
         let recorded = record.map(|record| (record.version, record.digest()));

@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
-use arc_swap::ArcSwap;
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use krypton_proto::v1::fleet_server::{Fleet, FleetServer};
 use krypton_proto::v1::{
@@ -131,7 +130,7 @@ impl FakeAuthority {
     /// Returns a dialer with an agent's certificate.
     pub(crate) fn dialer(&self, addresses: Vec<String>, valid: Validity) -> Dialer {
         let config = tls::client_config(&self.roots(), Some(self.agent(valid))).unwrap();
-        Dialer::new(addresses, Arc::new(ArcSwap::from_pointee(config)))
+        Dialer::new(addresses, config)
     }
 }
 

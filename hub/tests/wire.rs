@@ -246,7 +246,6 @@ impl TestHub {
 
     fn dialer_with(&self, address: SocketAddr, credential: Option<Credential>) -> Arc<Dialer> {
         let tls = tls::client_config(&self.authority.get().roots(), credential).unwrap();
-        let tls = Arc::new(ArcSwap::from_pointee(tls));
         Arc::new(Dialer::new(vec![address.to_string()], tls))
     }
 

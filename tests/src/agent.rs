@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use arc_swap::ArcSwap;
 use krypton_agent::session::connect::Dialer;
 use krypton_hub::ca::Authority;
 use krypton_runtime::{
@@ -145,7 +144,6 @@ pub fn enrolled_dialer(
         .map_err(|error| anyhow!("reading a key: {error}"))?;
     let credential = Credential { certificates, key };
     let tls = tls::client_config(&authority.roots(), Some(credential))?;
-    let tls = Arc::new(ArcSwap::from_pointee(tls));
     Ok(Arc::new(Dialer::new(vec![hub.to_owned()], tls)))
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use krypton_proto::v1::EnrollRequest;
 use krypton_runtime::dial::DialError;
 use krypton_runtime::net::Network;
@@ -127,8 +126,7 @@ pub async fn enroll(
 ) -> Result<Enrolled, EnrollError> {
     let roots = bundle.roots().map_err(EnrollError::Bundle)?;
     let config = tls::client_config(&roots, None).map_err(EnrollError::Tls)?;
-    let tls = Arc::new(ArcSwap::from_pointee(config));
-    let dialer = Dialer::new(addresses, tls).with_network(network);
+    let dialer = Dialer::new(addresses, config).with_network(network);
     let request = EnrollRequest {
         token: bundle.token.clone(),
         certificate_request: certificate_request(key)?.into(),
@@ -245,8 +243,8 @@ mod tests {
         assert_eq!(enrolled.membership.cluster, "edge-1");
         assert_eq!(enrolled.membership.token_name, "a".repeat(16));
         let config = enrolled.client_config(&key).unwrap();
-        let tls = Arc::new(ArcSwap::from_pointee(config));
-        let connection = Dialer::new(hub.addresses(), tls).connect().await.unwrap();
+        let dialer = Dialer::new(hub.addresses(), config);
+        let connection = dialer.connect().await.unwrap();
         let request = FetchChartRequest::default();
         assert!(connection.fleet().fetch_chart(request).await.is_ok());
     }

@@ -32,7 +32,7 @@ pub(crate) fn status_message(status: &Status) -> String {
 #[derive(Debug)]
 pub struct Dialer {
     addresses: Vec<String>,
-    tls: Arc<ArcSwap<ClientConfig>>,
+    tls: ArcSwap<ClientConfig>,
     /// Index of the address to try first: the last that worked, unless [`Dialer::try_next_first`] moved past it.
     first: AtomicUsize,
     renewed: Notify,
@@ -49,11 +49,11 @@ pub struct Connection {
 }
 
 impl Dialer {
-    /// `addresses` are `host:port`, tried in order. Each new connection loads `tls`.
-    pub fn new(addresses: Vec<String>, tls: Arc<ArcSwap<ClientConfig>>) -> Self {
+    /// `addresses` are `host:port`, tried in order.
+    pub fn new(addresses: Vec<String>, tls: ClientConfig) -> Self {
         Self {
             addresses,
-            tls,
+            tls: ArcSwap::from_pointee(tls),
             first: AtomicUsize::new(0),
             renewed: Notify::new(),
             root_updates: RootUpdates::default(),

@@ -197,8 +197,7 @@ impl HomeCluster {
         let stored = store.replace(stored, identity).await.unwrap();
         let enrolled = stored.identity.enrolled.clone().unwrap();
         let config = enrolled.client_config(&stored.identity.key).unwrap();
-        let tls = Arc::new(ArcSwap::from_pointee(config));
-        let dialer = Arc::new(Dialer::new(vec![self.address.to_string()], tls));
+        let dialer = Arc::new(Dialer::new(vec![self.address.to_string()], config));
         dialer.root_updates().publish_stored(&enrolled.roots);
         let agent = Agent::start(Arc::clone(&dialer), "a", name);
         let disconnects = Arc::new(AtomicUsize::new(0));
@@ -398,10 +397,7 @@ async fn rotation_drops_no_stream_and_rejects_old_root() {
     check_link_error(&mut late, ROTATED).await;
     late.stop().await;
     let tls = tls::client_config(&previous.roots(), Some(old_credential)).unwrap();
-    let dialer = Dialer::new(
-        vec![home.address.to_string()],
-        Arc::new(ArcSwap::from_pointee(tls)),
-    );
+    let dialer = Dialer::new(vec![home.address.to_string()], tls);
     let message = dial_error(&dialer).await;
     assert!(
         message.contains("rotated") && message.contains("kubectl krypton join"),

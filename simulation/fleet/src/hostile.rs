@@ -205,10 +205,7 @@ impl Attacker {
         let certificate = enrolled.certificates.first().context("no certificate")?;
         let id = SpiffeId::from_certificate(certificate)?;
         let tls = enrolled.client_config(&identity.key)?;
-        let dialer = Dialer::new(
-            enrolled.membership.addresses,
-            Arc::new(Arc::new(tls).into()),
-        );
+        let dialer = Dialer::new(enrolled.membership.addresses, tls);
         Ok(Stolen {
             dialer: dialer.with_network(&self.context.network()),
             key: identity.key,

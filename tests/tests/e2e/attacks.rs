@@ -14,7 +14,6 @@ use std::sync::{
 };
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use krypton_agent::session::connect::Dialer;
 use krypton_tests::{
     Cluster, Hub, HubOptions, STEP_DEADLINE, TestResult,
@@ -112,7 +111,7 @@ fn signing_request(names: &[String]) -> Vec<u8> {
 }
 
 fn dialer(addresses: &[String], tls: ClientConfig) -> Dialer {
-    Dialer::new(addresses.to_vec(), Arc::new(ArcSwap::from_pointee(tls)))
+    Dialer::new(addresses.to_vec(), tls)
 }
 
 pub(crate) fn assert_refused<T: std::fmt::Debug>(

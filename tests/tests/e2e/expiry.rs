@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Event;
 use krypton_agent::session::connect::Dialer;
@@ -46,7 +45,6 @@ async fn connect(
         key: PrivateKeyDer::try_from(key.serialize_der())?,
     };
     let tls = tls::client_config(&authority.roots(), Some(credential))?;
-    let tls = Arc::new(ArcSwap::from_pointee(tls));
     let session = Session {
         dialer: Arc::new(Dialer::new(vec![hub.agents_address().to_string()], tls)),
         replica: "one".to_owned(),

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::bail;
-use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_agent::credentials::renewal::renew;
 use krypton_agent::credentials::store::{Store, StoredIdentity};
@@ -365,8 +364,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     // The agent renews its certificate with a new key.
     let config = stored_identity.identity.enrolled.as_ref().unwrap();
     let config = config.client_config(&stored_identity.identity.key)?;
-    let tls = Arc::new(ArcSwap::from_pointee(config));
-    let dialer = Dialer::new(vec![hub.agents_address().to_string()], tls);
+    let dialer = Dialer::new(vec![hub.agents_address().to_string()], config);
     let (_up, mut link) = watch::channel(Link::Up(dialer.connect().await?));
     let renewed = renew(&store, &stored_identity, &mut link).await?;
     canaries.push(key_canary(&renewed));

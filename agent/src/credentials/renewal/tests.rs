@@ -1,4 +1,3 @@
-use arc_swap::ArcSwap;
 use futures::FutureExt;
 use krypton_types::root_digest::RootDigest;
 
@@ -32,8 +31,7 @@ async fn renewal_stores_and_uses_new_key() {
         .as_ref()
         .unwrap()
         .client_config(&old_identity.key);
-    let tls = Arc::new(ArcSwap::from_pointee(config.unwrap()));
-    let dialer = Dialer::new(hub.addresses(), tls);
+    let dialer = Dialer::new(hub.addresses(), config.unwrap());
     let connection = dialer.connect().await.unwrap();
     let (_link, mut link) = watch::channel(Link::Up(connection));
 
@@ -120,8 +118,7 @@ fn start_renewal_with(
 ) -> RunningRenewal {
     let enrolled = identity.enrolled.as_ref().unwrap();
     let config = enrolled.client_config(&identity.key).unwrap();
-    let dialer = Dialer::new(addresses, Arc::new(ArcSwap::from_pointee(config)));
-    let dialer = Arc::new(dialer);
+    let dialer = Arc::new(Dialer::new(addresses, config));
     let (link, link_rx) = watch::channel(Link::default());
     let (expiry_tx, expiry) = watch::channel(enrolled.not_after);
     let stop = CancellationToken::new();

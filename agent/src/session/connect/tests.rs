@@ -2,7 +2,6 @@
 
 use std::sync::Mutex;
 
-use arc_swap::ArcSwap;
 use krypton_proto::v1::RenewRequest;
 use krypton_runtime::dial::ProxiedTcp;
 use krypton_runtime::tls;
@@ -98,7 +97,7 @@ async fn certificate_refusal_reason_is_known_after_first_call() {
     let other_ca = {
         let credential = Some(other_authority.agent(Validity::Now));
         let config = tls::client_config(&authority.roots(), credential).unwrap();
-        Dialer::new(hub.addresses(), Arc::new(ArcSwap::from_pointee(config)))
+        Dialer::new(hub.addresses(), config)
     };
     for (dialer, word) in [(expired, "expired"), (other_ca, "does not know the CA")] {
         let connection = dialer.connect().await.unwrap();
