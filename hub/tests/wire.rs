@@ -219,7 +219,7 @@ impl TestHub {
             stop.clone(),
         ));
         let serving = listener::serve(
-            listener.into(),
+            Box::new(listener),
             tls,
             TRUST_DOMAIN.to_owned(),
             tonic::service::Routes::new(fleet.into_server()),

@@ -45,9 +45,6 @@ pub async fn open_tls(
             result.map_err(|source| DialError::from_tcp_error(address, source))?
         }
     };
-    // Reports and heartbeats are small and must not wait for more data.
-    tcp.set_nodelay()
-        .map_err(|source| DialError::from_tcp_error(address, source))?;
     // Only for SNI: the hub's identity is in its certificate, independent of its address.
     let host_without_zone = host.split('%').next().unwrap_or(host).to_owned();
     let name = ServerName::try_from(host_without_zone)

@@ -1,13 +1,11 @@
 //! Connections between agents and hub. A process gets its network as a value.
 
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::{fmt, io};
 
 use futures::future::BoxFuture;
 use http::{HeaderValue, Uri};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::admin::{self, AdminError, BindAddress};
@@ -37,13 +35,17 @@ pub struct HttpProxy {
     pub authorization: Option<HeaderValue>,
 }
 
-/// The network of the machine.
+/// The network of the machine. Its connections send small writes immediately.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tcp;
 
 impl Network for Tcp {
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, io::Result<Stream>> {
-        Box::pin(async move { TcpStream::connect(address).await.map(Stream::Tcp) })
+        Box::pin(async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            Ok(Box::new(stream) as Stream)
+        })
     }
 
     fn listen<'a>(
@@ -51,130 +53,42 @@ impl Network for Tcp {
         flag: &'static str,
         address: &'a BindAddress,
     ) -> BoxFuture<'a, Result<Listener, AdminError>> {
-        Box::pin(async move { admin::bind(flag, address).await.map(Listener::Tcp) })
+        Box::pin(async move { Ok(Box::new(admin::bind(flag, address).await?) as Listener) })
     }
 }
 
 /// A connection.
-#[derive(Debug)]
-pub enum Stream {
-    Tcp(TcpStream),
-    Other(Box<dyn Duplex>),
-}
+pub type Stream = Box<dyn Duplex>;
 
 /// A byte stream in both directions.
 pub trait Duplex: AsyncRead + AsyncWrite + fmt::Debug + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + fmt::Debug + Send + Unpin> Duplex for T {}
 
-impl Stream {
-    /// Sends small writes immediately instead of waiting for more data.
-    ///
-    /// # Errors
-    /// Returns an error if the connection is closed.
-    pub fn set_nodelay(&self) -> io::Result<()> {
-        match self {
-            Self::Tcp(stream) => stream.set_nodelay(true),
-            Self::Other(_) => Ok(()),
-        }
-    }
-
-    fn pinned(self: Pin<&mut Self>) -> Pin<&mut dyn Duplex> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream),
-            Self::Other(stream) => Pin::new(stream.as_mut()),
-        }
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.pinned().poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.pinned().poll_write(context, bytes)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.pinned().poll_flush(context)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.pinned().poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.pinned().poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Tcp(stream) => stream.is_write_vectored(),
-            Self::Other(stream) => stream.is_write_vectored(),
-        }
-    }
-}
+/// A source of connections.
+pub type Listener = Box<dyn Accept>;
 
 /// Accepts connections.
-#[derive(Debug)]
-pub enum Listener {
-    Tcp(TcpListener),
-    Other(Box<dyn Accept>),
-}
-
-/// A source of connections.
 pub trait Accept: fmt::Debug + Send + Sync {
     /// Returns the next connection and its peer. Cancel-safe.
     fn accept(&self) -> BoxFuture<'_, io::Result<(Stream, SocketAddr)>>;
 
+    /// Returns the address on which it listens.
     fn local_addr(&self) -> io::Result<SocketAddr>;
 }
 
-impl Listener {
-    /// Returns the next connection and its peer. Cancel-safe.
-    ///
-    /// # Errors
-    /// Returns the errors of [`TcpListener::accept`].
-    pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
-        match self {
-            Self::Tcp(listener) => {
-                let (stream, peer) = listener.accept().await?;
-                Ok((Stream::Tcp(stream), peer))
-            }
-            Self::Other(listener) => listener.accept().await,
-        }
+impl Accept for TcpListener {
+    fn accept(&self) -> BoxFuture<'_, io::Result<(Stream, SocketAddr)>> {
+        Box::pin(async move {
+            let (stream, peer) = Self::accept(self).await?;
+            // An error on a closed connection shows up at the next read.
+            drop(stream.set_nodelay(true));
+            Ok((Box::new(stream) as Stream, peer))
+        })
     }
 
-    /// Returns the address on which it listens.
-    ///
-    /// # Errors
-    /// Returns the errors of [`TcpListener::local_addr`].
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        match self {
-            Self::Tcp(listener) => listener.local_addr(),
-            Self::Other(listener) => listener.local_addr(),
-        }
-    }
-}
-
-impl From<TcpListener> for Listener {
-    fn from(listener: TcpListener) -> Self {
-        Self::Tcp(listener)
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Self::local_addr(self)
     }
 }
 
@@ -185,23 +99,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn streams_of_both_kinds_carry_bytes() {
+    async fn dialed_stream_carries_bytes_to_accepted_one() {
         let loopback = "127.0.0.1:0".parse().unwrap();
         let listener = Tcp.listen("--listen", &loopback).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (dialed, accepted) = tokio::join!(Tcp.connect(address), listener.accept());
-        let (near, far) = tokio::io::duplex(64);
-        let pairs = [
-            (dialed.unwrap(), accepted.unwrap().0),
-            (Stream::Other(Box::new(near)), Stream::Other(Box::new(far))),
-        ];
-        for (mut from, mut to) in pairs {
-            from.set_nodelay().unwrap();
-            from.write_all(b"hello").await.unwrap();
-            from.shutdown().await.unwrap();
-            let mut text = String::new();
-            to.read_to_string(&mut text).await.unwrap();
-            assert_eq!(text, "hello");
-        }
+        let (mut from, (mut to, _)) = (dialed.unwrap(), accepted.unwrap());
+        from.write_all(b"hello").await.unwrap();
+        from.shutdown().await.unwrap();
+        let mut text = String::new();
+        to.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "hello");
     }
 }

@@ -431,9 +431,6 @@ impl ConnectionGate {
         connection: OwnedSemaphorePermit,
         unauthenticated: UnauthenticatedSlot,
     ) -> Result<Connection, ConnectionRefusal> {
-        // Messages are small and answered immediately. An error on a closed connection shows up at the next
-        // read.
-        drop(stream.set_nodelay());
         let limit = self.limits.handshake_timeout;
         let handshake = self.handshake(stream, &unauthenticated.address.budget);
         let mut stream = tokio::time::timeout(limit, handshake)

@@ -27,7 +27,7 @@ impl Network for SimNetwork {
             let stream = response
                 .await
                 .map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))??;
-            Ok(Stream::Other(Box::new(stream)))
+            Ok(Box::new(stream) as Stream)
         })
     }
 
@@ -56,11 +56,11 @@ impl Network for SimNetwork {
                 connections,
             };
             self.outbox.push(self.process, message);
-            Ok(Listener::Other(Box::new(SimListener {
+            Ok(Box::new(SimListener {
                 address,
                 arrivals: tokio::sync::Mutex::new(arrivals),
                 network: self.clone(),
-            })))
+            }) as Listener)
         })
     }
 }
@@ -77,7 +77,7 @@ impl Accept for SimListener {
         Box::pin(async {
             let connection = self.arrivals.lock().await.recv().await;
             let (stream, peer) = connection.ok_or(io::ErrorKind::ConnectionAborted)?;
-            Ok((Stream::Other(Box::new(stream)), peer))
+            Ok((Box::new(stream) as Stream, peer))
         })
     }
 

@@ -92,7 +92,7 @@ async fn hub(change: impl FnOnce(&mut Limits)) -> Hub {
     let hang_started = Arc::clone(&service.hang_started);
     let metrics = PortMetrics::default();
     let serving = serve_within(
-        listener.into(),
+        Box::new(listener),
         Arc::clone(&tls),
         "a.krypton".to_owned(),
         Routes::new(EnrollmentServer::new(service)),

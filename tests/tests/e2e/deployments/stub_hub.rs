@@ -114,7 +114,7 @@ impl StubHub {
         let port = socket.local_addr()?;
         let tls = listener::server_config(&authority.get(), clock::wall())?;
         let serving = listener::serve(
-            socket.into(),
+            Box::new(socket),
             Arc::new(ArcSwap::from_pointee(tls)),
             TRUST_DOMAIN.to_owned(),
             tonic::service::Routes::new(service.into_server()),
