@@ -9,16 +9,20 @@ use futures::stream::{self, BoxStream};
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use kube::Resource;
 use kube::api::Api;
-use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Config, Event, watcher};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 
 use crate::chance;
 use crate::clock::BootTime;
+use crate::retry::Backoff;
 
-const BACKOFF_MIN: Duration = Duration::from_millis(500);
-const BACKOFF_MAX: Duration = Duration::from_secs(8);
+/// Pause after a failure. kube's default grows to 30 s and resets only after two minutes. After an outage, the first
+/// response is often an expired `resourceVersion`, so recovery would take that long again.
+const BACKOFF: Backoff = Backoff {
+    first: Duration::from_millis(500),
+    max: Duration::from_secs(8),
+};
 /// Pause before an empty list is repeated. It doubles each time.
 const EMPTY_LIST_PAUSE: Duration = Duration::from_secs(5);
 /// Number of empty lists until the result is accepted, after ten minutes.
@@ -30,37 +34,6 @@ const SILENCE: Duration = Duration::from_secs(2);
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Further time after a failure. It exceeds the back-off.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
-
-/// Back-off of half a second that doubles up to eight, with jitter in the upper half. A success resets it.
-/// kube's default grows to 30 s and resets only after two minutes. After an outage, the first response is
-/// often an expired `resourceVersion`, so recovery would take that long again.
-#[derive(Debug, Default)]
-struct WatchBackoff {
-    failures: u32,
-}
-
-fn pause(failures: u32, jitter: f64) -> Duration {
-    let full = BACKOFF_MIN
-        .saturating_mul(1 << failures.min(10))
-        .min(BACKOFF_MAX);
-    full / 2 + full.mul_f64(jitter / 2.0)
-}
-
-impl Iterator for WatchBackoff {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let pause = pause(self.failures, chance::random());
-        self.failures = self.failures.saturating_add(1);
-        Some(pause)
-    }
-}
-
-impl Backoff for WatchBackoff {
-    fn reset(&mut self) {
-        self.failures = 0;
-    }
-}
 
 type Events<K, E> = BoxStream<'static, Result<Event<K>, E>>;
 
@@ -84,7 +57,8 @@ pub struct Watch<K, E = watcher::Error> {
     events: Option<Events<K, E>>,
     /// When the next watch opens. `None` means immediately.
     opens_at: Option<Instant>,
-    backoff: WatchBackoff,
+    /// Consecutive failures, for the back-off.
+    failures: u32,
     /// Time since which the list is complete.
     complete_since: Option<Instant>,
     /// Number of consecutive complete lists without a successful watch. A complete list resets the earlier
@@ -125,7 +99,7 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
             open: Box::new(move || open().boxed()),
             events: None,
             opens_at: None,
-            backoff: WatchBackoff::default(),
+            failures: 0,
             complete_since: None,
             lists_without_watch: 0,
             empty_lists: EmptyLists::default(),
@@ -149,7 +123,7 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
 
     fn restart_within(&mut self, silence: Duration) {
         (self.events, self.opens_at, self.complete_since) = (None, None, None);
-        (self.backoff, self.lists_without_watch) = (WatchBackoff::default(), 0);
+        (self.failures, self.lists_without_watch) = (0, 0);
         self.empty_lists.reset();
         self.list_deadline = Some((Instant::now() + silence, silence));
     }
@@ -232,8 +206,7 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
             Event::Init | Event::InitApply(_) => {}
             Event::InitDone => self.complete_since = Some(Instant::now()),
             Event::Apply(_) | Event::Delete(_) => {
-                self.backoff.reset();
-                self.lists_without_watch = 0;
+                (self.failures, self.lists_without_watch) = (0, 0);
             }
         }
         self.empty_lists.record(event);
@@ -241,14 +214,15 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
 
     fn record_failure(&mut self) {
         if let Some(since) = self.complete_since.take() {
-            if since.elapsed() >= BACKOFF_MAX {
+            if since.elapsed() >= BACKOFF.max {
                 self.lists_without_watch = 0;
             }
-            self.backoff.failures = self.lists_without_watch;
+            self.failures = self.lists_without_watch;
             self.lists_without_watch += 1;
         }
+        self.failures = self.failures.saturating_add(1);
         self.events = None;
-        self.opens_at = self.backoff.next().map(|pause| Instant::now() + pause);
+        self.opens_at = Some(Instant::now() + BACKOFF.pause(self.failures, chance::random()));
         if let Some((due, silence)) = &mut self.list_deadline {
             *due = Instant::now() + AFTER_FAILURE + *silence;
         }
@@ -351,10 +325,13 @@ mod tests {
         assert_eq!(sequence, "io!io!io!io!ida!i");
         assert_eq!(pauses[0], Duration::ZERO);
         for (failures, pause) in pauses[1..5].iter().enumerate() {
-            let full = BACKOFF_MIN * (1 << failures);
+            let full = BACKOFF.first * (1 << failures);
             assert!(*pause >= full / 2 && *pause <= full, "{pauses:?}");
         }
-        assert!(pauses[5] <= BACKOFF_MIN, "from the start again: {pauses:?}");
+        assert!(
+            pauses[5] <= BACKOFF.first,
+            "from the start again: {pauses:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -400,7 +377,7 @@ mod tests {
                 listed_at.push(Instant::now());
             }
         }
-        assert!(listed_at[1] - listed_at[0] <= BACKOFF_MIN);
+        assert!(listed_at[1] - listed_at[0] <= BACKOFF.first);
     }
 
     /// Counts the lists until they stop. The list at `full_list` has an object and then fails; all others are
@@ -414,7 +391,7 @@ mod tests {
             let failed = is_full.then(failure);
             let events = object.into_iter().chain([Ok(Event::InitDone)]);
             let slow = stream::once(async {
-                tokio::time::sleep(BACKOFF_MIN).await;
+                tokio::time::sleep(BACKOFF.first).await;
                 Ok(Event::Init)
             });
             slow.chain(stream::iter(events.chain(failed)))
@@ -508,30 +485,10 @@ mod tests {
         let mut watch = Watch::new(|| stream::iter([failure()]));
         assert!(watch.next().await.is_err());
         let failed = Instant::now();
-        while tokio::time::timeout(BACKOFF_MIN / 10, watch.next())
+        while tokio::time::timeout(BACKOFF.first / 10, watch.next())
             .await
             .is_err()
         {}
-        assert!(failed.elapsed() <= BACKOFF_MIN + BACKOFF_MIN / 10);
-    }
-
-    #[test]
-    fn watch_pause_stays_within_quarter_and_eight_seconds() {
-        for failures in [0, 1, 5, 60, u32::MAX] {
-            assert!(pause(failures, 0.0) >= Duration::from_millis(250));
-            assert!(pause(failures, 1.0) <= BACKOFF_MAX);
-        }
-        assert_eq!(pause(0, 1.0), BACKOFF_MIN);
-        assert_eq!(pause(2, 1.0), BACKOFF_MIN * 4);
-    }
-
-    #[test]
-    fn success_resets_backoff() {
-        let mut backoff = WatchBackoff::default();
-        for _ in 0..20 {
-            backoff.next();
-        }
-        backoff.reset();
-        assert!(backoff.next() <= Some(BACKOFF_MIN));
+        assert!(failed.elapsed() <= BACKOFF.first + BACKOFF.first / 10);
     }
 }
