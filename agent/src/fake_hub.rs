@@ -2,9 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use krypton_proto::v1::fleet_server::{Fleet, FleetServer};
@@ -20,15 +18,13 @@ use rcgen::{
     date_time_ymd,
 };
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{DuplexStream, copy_bidirectional, duplex};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::session::connect::Dialer;
@@ -36,6 +32,9 @@ use crate::session::connect::Dialer;
 pub(crate) const TRUST_DOMAIN: &str = "fake.krypton";
 
 const LOOPBACK: &str = "127.0.0.1:0";
+
+/// Bytes between the TLS stream and the server of a connection.
+const BUFFER: usize = 64 * 1024;
 
 /// Validity of certificates.
 #[derive(Clone, Copy, PartialEq)]
@@ -252,7 +251,7 @@ impl FakeHub {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        let (streams, incoming) = mpsc::channel::<io::Result<FakeStream>>(8);
+        let (streams, incoming) = mpsc::channel::<io::Result<DuplexStream>>(8);
         let stop_accepting = stop.clone();
         tokio::spawn(async move {
             loop {
@@ -261,11 +260,16 @@ impl FakeHub {
                     accepted = listener.accept() => accepted,
                 };
                 let Ok((tcp, _)) = accepted else { return };
-                let Ok(tls) = acceptor.accept(tcp).await else {
+                let Ok(mut tls) = acceptor.accept(tcp).await else {
                     continue;
                 };
+                let (near, mut far) = duplex(BUFFER);
                 let stopped = stop_accepting.clone();
-                if streams.send(Ok(FakeStream(tls, stopped))).await.is_err() {
+                tokio::spawn(async move {
+                    let copying = copy_bidirectional(&mut tls, &mut far);
+                    stopped.run_until_cancelled(copying).await
+                });
+                if streams.send(Ok(near)).await.is_err() {
                     return;
                 }
             }
@@ -309,49 +313,6 @@ impl FakeHub {
 impl Drop for FakeHub {
     fn drop(&mut self) {
         self.stop.cancel();
-    }
-}
-
-/// A connection that closes when its hub stops.
-struct FakeStream(TlsStream<TcpStream>, CancellationToken);
-
-impl Connected for FakeStream {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) {}
-}
-
-impl AsyncRead for FakeStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.1.is_cancelled() {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-        }
-        Pin::new(&mut self.0).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for FakeStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        if self.1.is_cancelled() {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-        }
-        Pin::new(&mut self.0).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }
 
