@@ -114,11 +114,7 @@ impl FakeAuthority {
     }
 
     /// Signs a request as enrollment does.
-    pub(crate) fn sign(&self, request: &[u8], cluster: &str) -> Vec<u8> {
-        self.sign_until(request, cluster, Validity::Now)
-    }
-
-    pub(crate) fn sign_until(&self, request: &[u8], cluster: &str, valid: Validity) -> Vec<u8> {
+    pub(crate) fn sign(&self, request: &[u8], cluster: &str, valid: Validity) -> Vec<u8> {
         let request = CertificateSigningRequestDer::from(request);
         let mut request = CertificateSigningRequestParams::from_der(&request).unwrap();
         let id = SpiffeId::cluster(TRUST_DOMAIN, cluster);
@@ -222,14 +218,16 @@ impl FakeHub {
         let responses = FakeResponses {
             enroll: Box::new(move |request| {
                 assert_eq!(request.cluster_uid, "uid-1");
-                let certificate = enrolling.sign(&request.certificate_request, cluster);
+                let request = &request.certificate_request;
+                let certificate = enrolling.sign(request, cluster, Validity::Now);
                 Ok(EnrollResponse {
                     certificates: vec![certificate.into()],
                     roots: vec![enrolling.root.to_vec().into()],
                 })
             }),
             renew: Box::new(move |request| {
-                let certificate = renewing.sign(&request.certificate_request, cluster);
+                let request = &request.certificate_request;
+                let certificate = renewing.sign(request, cluster, Validity::Now);
                 Ok(RenewResponse {
                     certificates: vec![certificate.into()],
                     roots: vec![renewing.root.to_vec().into()],

@@ -3,20 +3,11 @@ use krypton_types::root_digest::RootDigest;
 
 use super::*;
 use crate::credentials::identity::Enrolled;
-use crate::credentials::store::tests::{enrolled_until, store_with, store_with_conflict};
+use crate::credentials::store::tests::{new_identity, store_with, store_with_conflict};
 use crate::fake_hub::{FakeAuthority, FakeHub, Validity};
 
 fn identity(authority: &FakeAuthority) -> Identity {
-    identity_until(authority, Validity::Now)
-}
-
-fn identity_until(authority: &FakeAuthority, valid: Validity) -> Identity {
-    let key = new_key().unwrap();
-    let enrolled = enrolled_until(authority, &key, "edge-1", valid);
-    Identity {
-        key,
-        enrolled: Some(enrolled),
-    }
+    new_identity(authority, Validity::Now)
 }
 
 #[tokio::test]
@@ -69,7 +60,7 @@ async fn overtaken_renewal_succeeds_only_with_newer_certificate() {
     let dialer = authority.dialer(hub.addresses(), Validity::Now);
     let connection = dialer.connect().await.unwrap();
     let (_link, mut link) = watch::channel(Link::Up(connection));
-    let old_identity = identity_until(&authority, Validity::Past);
+    let old_identity = new_identity(&authority, Validity::Past);
 
     // Another replica has stored new roots with the old certificate.
     let mut with_new_roots = old_identity.clone();
@@ -107,17 +98,16 @@ struct RunningRenewal {
 async fn start_renewal(identity: &Identity, addresses: Vec<String>) -> RunningRenewal {
     let store = store_with(identity).await;
     let stored = store.read().await.unwrap().unwrap();
-    start_renewal_with(identity, stored, store, addresses)
+    start_renewal_with(stored, store, addresses)
 }
 
 fn start_renewal_with(
-    identity: &Identity,
     stored: StoredIdentity,
     store: Store,
     addresses: Vec<String>,
 ) -> RunningRenewal {
-    let enrolled = identity.enrolled.as_ref().unwrap();
-    let config = enrolled.client_config(&identity.key).unwrap();
+    let enrolled = stored.identity.enrolled.as_ref().unwrap();
+    let config = enrolled.client_config(&stored.identity.key).unwrap();
     let dialer = Arc::new(Dialer::new(addresses, config));
     let (link, link_rx) = watch::channel(Link::default());
     let (expiry_tx, expiry) = watch::channel(enrolled.not_after);
@@ -226,12 +216,7 @@ async fn renewal_by_other_replica_is_found_without_hub() {
         .replace(current.clone(), other_identity)
         .await
         .unwrap();
-    let renewal = start_renewal_with(
-        &old_identity,
-        current,
-        store,
-        vec!["127.0.0.1:1".to_owned()],
-    );
+    let renewal = start_renewal_with(current, store, vec!["127.0.0.1:1".to_owned()]);
     renewal.dialer.renewed().await;
     assert_ne!(Some(renewal.stored().await), old_identity.enrolled);
 }

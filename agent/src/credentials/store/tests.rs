@@ -16,50 +16,36 @@ use super::*;
 use crate::credentials::identity::{Enrolled, Membership};
 use crate::fake_hub::{FakeAuthority, Validity};
 
-fn membership() -> Membership {
-    Membership {
+fn enrolled(authority: &FakeAuthority, key: &KeyPair, valid: Validity) -> Enrolled {
+    let request = CertificateParams::default().serialize_request(key).unwrap();
+    let certificates = vec![authority.sign(request.der(), "edge-1", valid).into()];
+    let membership = Membership {
         cluster: "edge-1".to_owned(),
         addresses: vec!["hub:7443".to_owned(), "[fd00::1]:7443".to_owned()],
         token_name: "0123456789abcdef".to_owned(),
-    }
-}
-
-pub(crate) fn enrolled(authority: &FakeAuthority, key: &KeyPair, cluster: &str) -> Enrolled {
-    enrolled_until(authority, key, cluster, Validity::Now)
-}
-
-pub(crate) fn enrolled_until(
-    authority: &FakeAuthority,
-    key: &KeyPair,
-    cluster: &str,
-    valid: Validity,
-) -> Enrolled {
-    let request = CertificateParams::default().serialize_request(key).unwrap();
-    let certificates = vec![authority.sign_until(request.der(), cluster, valid).into()];
-    let membership = Membership {
-        cluster: cluster.to_owned(),
-        ..membership()
     };
     Enrolled::check(key, membership, certificates, authority.roots()).unwrap()
 }
 
-fn identity() -> Identity {
+/// Returns a new identity of the member `edge-1`.
+pub(crate) fn new_identity(authority: &FakeAuthority, valid: Validity) -> Identity {
     let key = new_key().unwrap();
-    let enrolled = enrolled(&FakeAuthority::new(), &key, "edge-1");
-    Identity {
-        key,
-        enrolled: Some(enrolled),
-    }
+    let enrolled = Some(enrolled(authority, &key, valid));
+    Identity { key, enrolled }
+}
+
+fn identity() -> Identity {
+    new_identity(&FakeAuthority::new(), Validity::Now)
+}
+
+fn secret_of(identity: &Identity) -> Secret {
+    secret::with_identity(empty_secret(), identity)
 }
 
 #[test]
 fn identity_round_trips_with_or_without_certificate() {
     let identity_with_certificate = identity();
-    let read = secret::parse(&secret::with_identity(
-        empty_secret(),
-        &identity_with_certificate,
-    ))
-    .unwrap();
+    let read = secret::parse(&secret_of(&identity_with_certificate)).unwrap();
     assert_eq!(read.enrolled, identity_with_certificate.enrolled);
     assert_eq!(
         read.key.serialize_der(),
@@ -70,7 +56,7 @@ fn identity_round_trips_with_or_without_certificate() {
         enrolled: None,
         ..identity_with_certificate
     };
-    let read = secret::parse(&secret::with_identity(empty_secret(), &key_only)).unwrap();
+    let read = secret::parse(&secret_of(&key_only)).unwrap();
     assert_eq!(read.enrolled, None);
     assert_eq!(read.key.serialize_der(), key_only.key.serialize_der());
 }
@@ -78,7 +64,7 @@ fn identity_round_trips_with_or_without_certificate() {
 #[test]
 fn each_part_that_cannot_be_used_is_named() {
     let error_for = |name: &str, content: Option<&str>| {
-        let mut secret = secret::with_identity(empty_secret(), &identity());
+        let mut secret = secret_of(&identity());
         let data = secret.data.as_mut().unwrap();
         match content {
             Some(content) => data.insert(name.to_owned(), k8s_openapi::ByteString(content.into())),
@@ -187,25 +173,21 @@ async fn store(cluster: FakeApiServer) -> (Store, SharedApiServer) {
 
 /// A store that contains `identity`.
 pub(crate) async fn store_with(identity: &Identity) -> Store {
-    let (store, _api_server) = store(FakeApiServer {
-        namespace: true,
-        secret: Some(secret::with_identity(empty_secret(), identity)),
+    let api_server = FakeApiServer {
+        secret: Some(secret_of(identity)),
         ..FakeApiServer::default()
-    })
-    .await;
-    store
+    };
+    store(api_server).await.0
 }
 
 /// A store that contains `identity`. Another replica writes `other_identity` just before the first write.
 pub(crate) async fn store_with_conflict(identity: &Identity, other_identity: &Identity) -> Store {
-    let (store, _api_server) = store(FakeApiServer {
-        namespace: true,
-        secret: Some(secret::with_identity(empty_secret(), identity)),
-        conflicting_write: Some(secret::with_identity(empty_secret(), other_identity)),
+    let api_server = FakeApiServer {
+        secret: Some(secret_of(identity)),
+        conflicting_write: Some(secret_of(other_identity)),
         ..FakeApiServer::default()
-    })
-    .await;
-    store
+    };
+    store(api_server).await.0
 }
 
 #[tokio::test]
@@ -220,7 +202,8 @@ async fn key_is_stored_first_and_namespace_created() {
         stored.identity.key.serialize_der()
     );
 
-    let enrolled = enrolled(&FakeAuthority::new(), &stored.identity.key, "edge-1");
+    let key = &stored.identity.key;
+    let enrolled = enrolled(&FakeAuthority::new(), key, Validity::Now);
     let identity = Identity {
         enrolled: Some(enrolled.clone()),
         ..stored.identity.clone()
@@ -239,7 +222,7 @@ async fn slower_replica_adopts_identity_stored_first() {
     };
     let (store, api_server) = store(FakeApiServer {
         namespace: true,
-        conflicting_write: Some(secret::with_identity(empty_secret(), &key_only)),
+        conflicting_write: Some(secret_of(&key_only)),
         ..FakeApiServer::default()
     })
     .await;
@@ -249,15 +232,14 @@ async fn slower_replica_adopts_identity_stored_first() {
         other_identity.key.serialize_der()
     );
 
-    api_server.lock().unwrap().conflicting_write =
-        Some(secret::with_identity(empty_secret(), &other_identity));
+    api_server.lock().unwrap().conflicting_write = Some(secret_of(&other_identity));
     let stored = store.replace(stored, identity()).await.unwrap();
     assert_eq!(stored.identity.enrolled, other_identity.enrolled);
 }
 
 #[tokio::test]
 async fn unreadable_identity_is_reported_and_not_overwritten() {
-    let mut broken = secret::with_identity(empty_secret(), &identity());
+    let mut broken = secret_of(&identity());
     broken.data.as_mut().unwrap().remove("tls.key");
     let (store, api_server) = store(FakeApiServer {
         namespace: true,
@@ -298,13 +280,8 @@ async fn missing_permission_error_names_verb_and_resource() {
 
 #[tokio::test]
 async fn no_key_is_shown() {
-    let authority = FakeAuthority::new();
-    let key = new_key().unwrap();
-    let identity = Identity {
-        enrolled: Some(enrolled(&authority, &key, "edge-1")),
-        key,
-    };
-    let stored = store_with(&identity).await.read().await.unwrap().unwrap();
+    let store = store_with(&identity()).await;
+    let stored = store.read().await.unwrap().unwrap();
     let pem = stored.identity.key.to_pem();
     let body: String = pem.lines().filter(|line| !line.contains("--")).collect();
     let der = stored.identity.key.serialize_der();
