@@ -122,15 +122,6 @@ pub fn token_name(bundle: &JoinBundle) -> &str {
         .map_or("", |(name, _secret)| name)
 }
 
-/// Action at startup.
-#[derive(Debug, PartialEq, Eq)]
-pub enum JoinAction {
-    /// Use the stored identity.
-    UseStored,
-    /// Enroll with the bundle. A stored identity stays in use until the hub has responded.
-    Enroll,
-}
-
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "this cluster joined as {joined}, but the join bundle is for {wanted}, and release names contain that name; remove the bundle to stay {joined}. To join as {wanted}, delete Secret {namespace}/{}",
@@ -142,24 +133,21 @@ pub struct ClusterMismatch {
     namespace: String,
 }
 
-/// Decides whether to enroll. The agent ignores the bundle of its current identity, and uses a new one. Joining again
-/// thus helps if the hub has forgotten the cluster, has a new CA, or the certificate has expired.
-pub fn decide(
+/// Returns the bundle if the agent must enroll with it. The agent ignores the bundle of its current identity, and uses a
+/// new one. Joining again thus helps if the hub has forgotten the cluster, has a new CA, or the certificate has expired.
+pub fn bundle_to_enroll(
     enrolled: Option<&Enrolled>,
-    bundle: Option<&JoinBundle>,
+    bundle: Option<JoinBundle>,
     namespace: &str,
-) -> Result<JoinAction, ClusterMismatch> {
+) -> Result<Option<JoinBundle>, ClusterMismatch> {
     match (enrolled.map(|enrolled| &enrolled.membership), bundle) {
         (Some(joined), Some(bundle)) if joined.cluster != bundle.cluster => Err(ClusterMismatch {
             joined: joined.cluster.clone(),
             wanted: bundle.cluster.clone(),
             namespace: namespace.to_owned(),
         }),
-        (Some(joined), Some(bundle)) if joined.token_name == token_name(bundle) => {
-            Ok(JoinAction::UseStored)
-        }
-        (Some(_), None) => Ok(JoinAction::UseStored),
-        (_, Some(_)) | (None, None) => Ok(JoinAction::Enroll),
+        (Some(joined), Some(bundle)) if joined.token_name == token_name(&bundle) => Ok(None),
+        (_, bundle) => Ok(bundle),
     }
 }
 
@@ -200,24 +188,22 @@ mod tests {
     fn bundle_enrolls_once_and_new_bundle_enrolls_again() {
         let old = bundle("edge-1", 'a');
         let identity = enrolled(&old);
-        let decide = |enrolled, bundle| decide(enrolled, bundle, "krypton-system");
-        assert_eq!(decide(None, Some(&old)), Ok(JoinAction::Enroll));
-        assert_eq!(decide(Some(&identity), None), Ok(JoinAction::UseStored));
-        assert_eq!(
-            decide(Some(&identity), Some(&old)),
-            Ok(JoinAction::UseStored)
-        );
-        let new = bundle("edge-1", 'b');
-        assert_eq!(decide(Some(&identity), Some(&new)), Ok(JoinAction::Enroll));
+        let enrolls = |enrolled, bundle| {
+            let bundle = bundle_to_enroll(enrolled, bundle, "krypton-system");
+            bundle.unwrap().is_some()
+        };
+        assert!(enrolls(None, Some(old.clone())));
+        assert!(!enrolls(Some(&identity), None));
+        assert!(!enrolls(Some(&identity), Some(old)));
+        assert!(enrolls(Some(&identity), Some(bundle("edge-1", 'b'))));
     }
 
     #[test]
     fn bundle_for_another_cluster_is_rejected_naming_both() {
         let identity = enrolled(&bundle("edge-1", 'a'));
         let other = bundle("edge-2", 'b');
-        let message = decide(Some(&identity), Some(&other), "krypton-system")
-            .unwrap_err()
-            .to_string();
+        let result = bundle_to_enroll(Some(&identity), Some(other), "krypton-system");
+        let message = result.unwrap_err().to_string();
         for part in ["edge-1", "edge-2", "krypton-system/krypton-agent-identity"] {
             assert!(message.contains(part), "{part}: {message}");
         }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::enrollment::{self, EnrollError};
 use super::identity::{Enrolled, Identity};
-use super::join::{self, JoinAction, JoinError};
+use super::join::{self, JoinError};
 use super::store::{self, IdentityError, Store, StoredIdentity};
 use crate::args::BundleSources;
 
@@ -77,16 +77,8 @@ async fn join_once(
         store,
         ..
     } = inputs;
-    let read = async || {
-        retry_until_ready(
-            "the identity",
-            stop,
-            IdentityError::is_retryable,
-            async || store.read().await,
-        )
-        .await
-    };
-    let Some(stored) = read().await? else {
+    let reading = retry_identity(stop, async || store.read().await);
+    let Some(stored) = reading.await? else {
         return Ok(JoinOutcome::Stopped);
     };
     let current = stored
@@ -94,7 +86,14 @@ async fn join_once(
         .and_then(|stored| stored.identity.enrolled.clone());
     let bundle = if current.is_some() {
         // An agent that has joined needs the bundle only to join again.
-        bundle_sources.load(client).await
+        match bundle_sources.load(client).await {
+            Ok(bundle) => Some(bundle),
+            Err(JoinError::Missing { .. }) => None,
+            Err(error) => {
+                tracing::warn!(error = %chain(&error), "ignoring the join bundle; this cluster has already joined");
+                None
+            }
+        }
     } else {
         let loading = retry_until_ready(
             "the join bundle",
@@ -102,49 +101,28 @@ async fn join_once(
             JoinError::is_retryable,
             async || bundle_sources.load(client).await,
         );
-        match loading.await {
-            Ok(Some(bundle)) => Ok(bundle),
-            Ok(None) => return Ok(JoinOutcome::Stopped),
-            Err(error) => Err(error),
+        match loading.await? {
+            None => return Ok(JoinOutcome::Stopped),
+            bundle => bundle,
         }
     };
-    let bundle = match bundle {
-        Ok(bundle) => Some(bundle),
-        Err(JoinError::Missing { .. }) if current.is_some() => None,
-        Err(error) if current.is_some() => {
-            tracing::warn!(error = %chain(&error), "ignoring the join bundle; this cluster has already joined");
-            None
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let action = join::decide(current.as_ref(), bundle.as_ref(), &bundle_sources.namespace)?;
-    let bundle = match (action, bundle) {
-        (JoinAction::Enroll, Some(bundle)) => bundle,
-        _ => {
-            return Ok(match stored.zip(current) {
-                Some(joined) => JoinOutcome::Joined(Box::new(joined)),
-                None => JoinOutcome::Conflict,
-            });
-        }
+    let namespace = &bundle_sources.namespace;
+    let Some(bundle) = join::bundle_to_enroll(current.as_ref(), bundle, namespace)? else {
+        return Ok(match stored.zip(current) {
+            Some(joined) => JoinOutcome::Joined(Box::new(joined)),
+            None => JoinOutcome::Conflict,
+        });
     };
     // A key is created only for a usable bundle, and stored before it is sent.
     let stored = match stored {
         Some(stored) => stored,
-        None => {
-            let loading = retry_until_ready(
-                "the identity",
-                stop,
-                IdentityError::is_retryable,
-                async || store.load().await,
-            );
-            match loading.await? {
-                Some(stored) if stored.identity.enrolled.is_some() => {
-                    return Ok(JoinOutcome::Conflict);
-                }
-                Some(stored) => stored,
-                None => return Ok(JoinOutcome::Stopped),
+        None => match retry_identity(stop, async || store.load().await).await? {
+            Some(stored) if stored.identity.enrolled.is_some() => {
+                return Ok(JoinOutcome::Conflict);
             }
-        }
+            Some(stored) => stored,
+            None => return Ok(JoinOutcome::Stopped),
+        },
     };
     let result = enroll_with_retry(inputs, &bundle, &stored.identity, stop).await;
     let enrolled = match (result, current) {
@@ -157,7 +135,8 @@ async fn join_once(
         }
         // Another replica may have used the token with a key that replaced ours.
         (Err(error), None) => {
-            return match read().await? {
+            let reading = retry_identity(stop, async || store.read().await);
+            return match reading.await? {
                 Some(Some(reread)) if reread.identity.enrolled.is_some() => {
                     Ok(JoinOutcome::Conflict)
                 }
@@ -171,12 +150,9 @@ async fn join_once(
         enrolled: Some(enrolled),
         ..stored.identity.clone()
     };
-    let writing = retry_until_ready(
-        "the identity",
-        stop,
-        IdentityError::is_retryable,
-        async || store.replace(stored.clone(), identity.clone()).await,
-    );
+    let writing = retry_identity(stop, async || {
+        store.replace(stored.clone(), identity.clone()).await
+    });
     Ok(match writing.await? {
         None => JoinOutcome::Stopped,
         Some(stored) => match stored.identity.enrolled.clone() {
@@ -184,6 +160,14 @@ async fn join_once(
             None => JoinOutcome::Conflict,
         },
     })
+}
+
+/// Repeats an access to the stored identity until it succeeds. Returns `None` if the agent stops first.
+async fn retry_identity<T, F: Future<Output = Result<T, IdentityError>>>(
+    stop: &CancellationToken,
+    access: impl Fn() -> F,
+) -> Result<Option<T>, IdentityError> {
+    retry_until_ready("the identity", stop, IdentityError::is_retryable, access).await
 }
 
 /// Enrolls. An agent that has joined before tries once: it can work without the hub.
