@@ -185,42 +185,39 @@ pub async fn run(session: Session, stop: CancellationToken) {
             () = stop.cancelled() => break,
             ending = session.run_once(&mut backoff, &mut logged_errors) => ending,
         };
-        let pause = match &ending {
+        let (pause, problem) = match ending {
             SessionEnd::Drain { reason, pause } => {
                 tracing::info!(%reason, "the session ended; reconnecting");
-                backoff.after_drain(BootTime::now(), *pause, chance::random())
+                let pause = backoff.after_drain(BootTime::now(), pause, chance::random());
+                (pause, reason)
             }
             SessionEnd::Error(error) => {
-                logged_errors.log(error);
-                match error {
+                logged_errors.log(&error);
+                let pause = match error {
                     SessionError::Refused { .. } | SessionError::Protocol { .. } => {
                         backoff.after_rejection(chance::random())
                     }
                     _ => backoff.after_failure(BootTime::now(), chance::random()),
-                }
+                };
+                (pause, chain(&error))
             }
         };
-        let problem = match ending {
-            SessionEnd::Drain { reason, .. } => reason,
-            SessionEnd::Error(error) => chain(&error),
-        };
-        session.link.send_replace(Link::Down(problem));
-        session
-            .contact
-            .send_modify(|contact| contact.record_loss(BootTime::now()));
+        session.mark_down(problem);
         tokio::select! {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
         }
     }
-    let problem = "this agent is stopping".to_owned();
-    session.link.send_replace(Link::Down(problem));
-    session
-        .contact
-        .send_modify(|contact| contact.record_loss(BootTime::now()));
+    session.mark_down("this agent is stopping".to_owned());
 }
 
 impl Session {
+    fn mark_down(&self, problem: String) {
+        self.link.send_replace(Link::Down(problem));
+        self.contact
+            .send_modify(|contact| contact.record_loss(BootTime::now()));
+    }
+
     async fn run_once(
         &self,
         backoff: &mut ReconnectBackoff,
@@ -232,7 +229,7 @@ impl Session {
         };
         loop {
             backoff.record_welcome(BootTime::now());
-            logged_errors.clear();
+            logged_errors.errors.clear();
             logged_errors.check_clocks(open.clock_ahead);
             match Box::pin(self.run_stream(*open, logged_errors)).await {
                 StreamOutcome::Replaced(next) => open = next,
@@ -541,10 +538,6 @@ impl LoggedErrors {
             _ => tracing::warn!(error = %text, "no session"),
         }
         self.errors.insert(text);
-    }
-
-    fn clear(&mut self) {
-        self.errors.clear();
     }
 
     /// Logs a warning if the clocks differ. `clock_ahead` is the number of seconds by which the agent's clock is ahead of the
