@@ -8,9 +8,8 @@ use krypton_reconciler::drift::DriftMetrics;
 use krypton_reconciler::metrics::WorkMetrics;
 use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock;
-use krypton_runtime::metrics::ProcessMetrics;
+use krypton_runtime::metrics::{ProcessMetrics, gauge};
 use krypton_runtime::newest::Newest as _;
-use krypton_types::conditions::Phase;
 use krypton_types::desired::DesiredState;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -32,18 +31,6 @@ pub struct AgentMetrics {
     /// Newest known desired state, from the hub or from storage.
     pub desired: watch::Receiver<Option<Arc<DesiredState>>>,
     pub report_store: Arc<ReportStore>,
-}
-
-fn gauge(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    unit: Option<&Unit>,
-    value: i64,
-) -> fmt::Result {
-    let gauge = ConstGauge::new(value);
-    let metric = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
-    gauge.encode(metric)
 }
 
 fn number(count: impl TryInto<i64>) -> i64 {
@@ -90,11 +77,8 @@ impl Collector for AgentMetrics {
             "Known Tenants of this cluster, by phase.",
         );
         let mut family = encoder.encode_descriptor(name, help, None, kind)?;
-        for (phase, count) in [Phase::Ready, Phase::Pending, Phase::Error]
-            .iter()
-            .zip(phases)
-        {
-            let labels = [("phase", phase_name(*phase))];
+        for (phase, count) in ["ready", "pending", "error"].into_iter().zip(phases) {
+            let labels = [("phase", phase)];
             ConstGauge::new(number(count)).encode(family.encode_family(&labels)?)?;
         }
         let Some(desired) = desired else {
@@ -122,15 +106,6 @@ impl Collector for AgentMetrics {
             gauge(encoder, name, help, None, value)?;
         }
         Ok(())
-    }
-}
-
-/// Returns the value of the label `phase`.
-pub fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Ready => "ready",
-        Phase::Pending => "pending",
-        Phase::Error => "error",
     }
 }
 

@@ -13,6 +13,22 @@ use rustix::process::{Resource, getrlimit};
 /// USER_HZ, the unit of times in /proc. It is 100 in user space on every architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
 
+/// Encodes a gauge without labels.
+///
+/// # Errors
+/// If the scrape cannot be written.
+pub fn gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    value: i64,
+) -> fmt::Result {
+    let gauge = ConstGauge::new(value);
+    let metric = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
+    gauge.encode(metric)
+}
+
 /// Collects the values during the scrape and omits unreadable ones. Helm runs in separate processes, which are not
 /// included.
 #[derive(Debug)]
@@ -31,9 +47,8 @@ impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let mut gauge = |name, help, unit: Option<&Unit>, value: Option<u64>| {
             let Some(value) = value else { return Ok(()) };
-            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-            let metric = encoder.encode_descriptor(name, help, unit, gauge.metric_type())?;
-            gauge.encode(metric)
+            let value = i64::try_from(value).unwrap_or(i64::MAX);
+            gauge(&mut encoder, name, help, unit, value)
         };
         gauge(
             "process_start_time",

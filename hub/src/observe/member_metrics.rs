@@ -11,6 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::Mode;
 use krypton_runtime::clock::{self, BootTime};
+use krypton_runtime::metrics::gauge;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{Truth, reason};
 use krypton_types::desired::Version;
@@ -246,14 +247,6 @@ impl FleetView {
 struct Encoder<'a>(DescriptorEncoder<'a>);
 
 impl Encoder<'_> {
-    fn gauge(&mut self, name: &str, help: &str, value: i64) -> fmt::Result {
-        let gauge = ConstGauge::new(value);
-        let metric = self
-            .0
-            .encode_descriptor(name, help, None, gauge.metric_type())?;
-        gauge.encode(metric)
-    }
-
     fn family<'l>(
         &mut self,
         name: &str,
@@ -301,7 +294,7 @@ impl Collector for FleetView {
             ),
             ("tasks", "Running tasks of the hub.", number(tasks)),
         ] {
-            encoder.gauge(name, help, value)?;
+            gauge(&mut encoder.0, name, help, None, value)?;
         }
         match home_state {
             Some(home_state) => self.rows(&mut encoder, home_state),
