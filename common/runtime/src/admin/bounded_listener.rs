@@ -149,28 +149,23 @@ pub(super) struct BoundedStream {
 }
 
 impl BoundedStream {
-    fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
-        self.end.as_mut().poll(cx).is_ready() || self.evicted.as_mut().poll(cx).is_ready()
-    }
-
-    /// Progress resets the idle deadline. Without progress, checks the deadline.
-    fn check_idle<T>(
+    /// Reads or writes within the limits. Progress resets the idle deadline.
+    fn poll_limited<T>(
         &mut self,
-        progress: Poll<io::Result<T>>,
         cx: &mut Context<'_>,
+        poll: impl FnOnce(Pin<&mut TcpStream>, &mut Context<'_>) -> Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        match progress {
-            Poll::Ready(result) => {
-                let deadline = Instant::now() + self.idle_limit;
-                self.idle.as_mut().reset(deadline);
-                Poll::Ready(result)
-            }
-            Poll::Pending => self
-                .idle
-                .as_mut()
-                .poll(cx)
-                .map(|()| Err(io::ErrorKind::TimedOut.into())),
+        let timed_out = || Err(io::ErrorKind::TimedOut.into());
+        if self.end.as_mut().poll(cx).is_ready() || self.evicted.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(timed_out());
         }
+        let progress = poll(Pin::new(&mut self.stream), cx);
+        if progress.is_pending() {
+            return self.idle.as_mut().poll(cx).map(|()| timed_out());
+        }
+        let deadline = Instant::now() + self.idle_limit;
+        self.idle.as_mut().reset(deadline);
+        progress
     }
 }
 
@@ -180,11 +175,7 @@ impl AsyncRead for BoundedStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.has_ended(cx) {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        let progress = Pin::new(&mut self.stream).poll_read(cx, buf);
-        self.check_idle(progress, cx)
+        self.poll_limited(cx, |stream, cx| stream.poll_read(cx, buf))
     }
 }
 
@@ -194,11 +185,7 @@ impl AsyncWrite for BoundedStream {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.has_ended(cx) {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        let progress = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.check_idle(progress, cx)
+        self.poll_limited(cx, |stream, cx| stream.poll_write(cx, bytes))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -214,11 +201,7 @@ impl AsyncWrite for BoundedStream {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.has_ended(cx) {
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-        }
-        let progress = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.check_idle(progress, cx)
+        self.poll_limited(cx, |stream, cx| stream.poll_write_vectored(cx, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
