@@ -32,20 +32,9 @@ pub enum CrdError {
     NotServed(String),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SchemaAction {
-    Apply,
-    Replace,
-    Leave,
-}
-
-/// Leaves an equal or newer schema unchanged, regardless of its author.
-fn schema_action(version: Option<u32>, exists: bool, ours: u32) -> SchemaAction {
-    match (exists, version) {
-        (false, _) => SchemaAction::Apply,
-        (true, Some(version)) if version >= ours => SchemaAction::Leave,
-        (true, _) => SchemaAction::Replace,
-    }
+/// Returns whether a CRD keeps its schema, regardless of its author: it is as new as ours, or newer.
+fn is_current(version: Option<u32>, ours: u32) -> bool {
+    version.is_some_and(|version| version >= ours)
 }
 
 /// Ensures that `wanted` exists and is served.
@@ -90,39 +79,34 @@ async fn create_or_upgrade(
     let version = existing
         .as_ref()
         .and_then(|existing| schema_version(existing, wanted));
+    let is_current = is_current(version, krypton_crds::SCHEMA_VERSION);
     let replaced = existing.is_some();
-    let written = match schema_action(version, existing.is_some(), krypton_crds::SCHEMA_VERSION) {
-        SchemaAction::Leave => existing,
-        // Not `create`: the charts grant that only for the names of Krypton's CRDs, and a create request
-        // carries no name for RBAC.
-        SchemaAction::Apply => {
-            let params = PatchParams::apply(FIELD_MANAGER).force();
-            let patch = Patch::Apply(wanted);
-            let request = api.patch(&name, &params, &patch);
-            Some(write(&name, request).await?)
-        }
+    let written = match existing {
+        Some(existing) if is_current => existing,
         // Applying over an older schema would keep removed fields, such as krypton-operator's pattern for
         // condition types. The `resourceVersion` of the old CRD is the precondition.
-        SchemaAction::Replace => {
+        Some(existing) => {
             let mut next = wanted.clone();
-            if let Some(existing) = existing {
-                next.metadata.resource_version = existing.metadata.resource_version;
-                next.metadata.finalizers = existing.metadata.finalizers;
-                let mut labels = existing.metadata.labels.unwrap_or_default();
-                labels.append(next.labels_mut());
-                *next.labels_mut() = labels;
-                let mut annotations = existing.metadata.annotations.unwrap_or_default();
-                annotations.append(next.annotations_mut());
-                *next.annotations_mut() = annotations;
-            }
+            next.metadata.resource_version = existing.metadata.resource_version;
+            next.metadata.finalizers = existing.metadata.finalizers;
+            let mut labels = existing.metadata.labels.unwrap_or_default();
+            labels.append(next.labels_mut());
+            *next.labels_mut() = labels;
+            let mut annotations = existing.metadata.annotations.unwrap_or_default();
+            annotations.append(next.annotations_mut());
+            *next.annotations_mut() = annotations;
             let params = PostParams::default();
-            let request = api.replace(&name, &params, &next);
-            Some(write(&name, request).await?)
+            write(&name, api.replace(&name, &params, &next)).await?
+        }
+        // Not `create`: the charts grant that only for the names of Krypton's CRDs, and a create request
+        // carries no name for RBAC.
+        None => {
+            let params = PatchParams::apply(FIELD_MANAGER).force();
+            let patch = Patch::Apply(wanted);
+            write(&name, api.patch(&name, &params, &patch)).await?
         }
     };
-    if version.is_some_and(|version| version >= krypton_crds::SCHEMA_VERSION)
-        && written.as_ref().is_some_and(is_established)
-    {
+    if is_current && is_established(&written) {
         return Ok(());
     }
     let ready = async {
@@ -257,11 +241,10 @@ mod tests {
 
     #[test]
     fn newer_schema_is_kept_and_unmarked_is_replaced() {
-        assert_eq!(schema_action(None, false, 1), SchemaAction::Apply);
-        assert_eq!(schema_action(None, true, 1), SchemaAction::Replace);
-        assert_eq!(schema_action(Some(1), true, 2), SchemaAction::Replace);
-        assert_eq!(schema_action(Some(2), true, 2), SchemaAction::Leave);
-        assert_eq!(schema_action(Some(3), true, 2), SchemaAction::Leave);
+        assert!(!is_current(None, 1));
+        assert!(!is_current(Some(1), 2));
+        assert!(is_current(Some(2), 2));
+        assert!(is_current(Some(3), 2));
     }
 
     #[test]
