@@ -8,7 +8,7 @@ use std::time::Duration;
 use krypton_types::spiffe::{Role, SpiffeId};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
-use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::crypto::{WebPkiSupportedAlgorithms, aws_lc_rs};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::time_provider::TimeProvider;
@@ -84,7 +84,7 @@ pub fn client_config(
     let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier = HubVerifier {
         roots: root_store(roots)?,
-        provider: Arc::clone(&provider),
+        algorithms: provider.signature_verification_algorithms,
     };
     let builder = ClientConfig::builder_with_details(provider, Arc::new(WallClock))
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -126,7 +126,7 @@ impl TimeProvider for WallClock {
 #[derive(Debug)]
 struct HubVerifier {
     roots: Arc<RootCertStore>,
-    provider: Arc<CryptoProvider>,
+    algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl ServerCertVerifier for HubVerifier {
@@ -143,7 +143,7 @@ impl ServerCertVerifier for HubVerifier {
             &self.roots,
             intermediates,
             now,
-            self.provider.signature_verification_algorithms.all,
+            self.algorithms.all,
         )?;
         match SpiffeId::from_certificate(end_entity) {
             Ok(SpiffeId {
@@ -168,17 +168,10 @@ impl ServerCertVerifier for HubVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(
-            message,
-            cert,
-            dss,
-            &self.provider.signature_verification_algorithms,
-        )
+        rustls::crypto::verify_tls13_signature(message, cert, dss, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
+        self.algorithms.supported_schemes()
     }
 }
