@@ -5,10 +5,8 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::ByteString;
 use kube::Config;
-use kube::config::{
-    AuthInfo, Cluster, Context, Kubeconfig, NamedAuthInfo, NamedCluster, NamedContext,
-};
-
+use kube::config::{AuthInfo, Cluster};
+use serde_json::json;
 use tempfile::TempPath;
 
 use super::ServiceAccount;
@@ -57,34 +55,18 @@ pub fn kubeconfig_yaml(
         proxy_url: config.proxy_url.as_ref().map(ToString::to_string),
         ..Default::default()
     };
-    let context = Context {
-        cluster: NAME.to_owned(),
-        user: Some(NAME.to_owned()),
-        namespace: Some(config.default_namespace.clone()),
-        ..Default::default()
-    };
-    let kubeconfig = Kubeconfig {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Config".to_owned()),
-        current_context: Some(NAME.to_owned()),
-        clusters: vec![NamedCluster {
-            name: NAME.to_owned(),
-            cluster: Some(cluster),
-            ..Default::default()
-        }],
-        auth_infos: vec![NamedAuthInfo {
-            name: NAME.to_owned(),
-            auth_info: Some(user),
-            ..Default::default()
-        }],
-        contexts: vec![NamedContext {
-            name: NAME.to_owned(),
-            context: Some(context),
-            ..Default::default()
-        }],
-        ..Default::default()
-    };
-    serde_json::to_string(&kubeconfig).map_err(RenderError::Encode)
+    let context = json!({"cluster": NAME, "user": NAME, "namespace": config.default_namespace});
+    let cluster = serde_json::to_value(cluster).map_err(RenderError::Encode)?;
+    let user = serde_json::to_value(user).map_err(RenderError::Encode)?;
+    let kubeconfig = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": NAME,
+        "clusters": [{"name": NAME, "cluster": cluster}],
+        "users": [{"name": NAME, "user": user}],
+        "contexts": [{"name": NAME, "context": context}],
+    });
+    Ok(kubeconfig.to_string())
 }
 
 /// Writes a kubeconfig into the folder `scratch`. Only this process's user can read the file, as it contains
@@ -143,8 +125,8 @@ fn base64(bytes: Vec<u8>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use kube::config::KubeConfigOptions;
-    use serde_json::{Value, json};
+    use kube::config::{KubeConfigOptions, Kubeconfig};
+    use serde_json::Value;
 
     use super::*;
 
