@@ -26,7 +26,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Debug, Error)]
 pub enum EnrollError {
     #[error("failed to request a certificate from the hub")]
-    Dial(#[source] DialError),
+    Dial(#[from] DialError),
     #[error("the hub at {address} issues no certificate for cluster {cluster}: {message}")]
     Refused {
         address: String,
@@ -50,17 +50,17 @@ pub enum EnrollError {
         source: CertificateError,
     },
     #[error("the join bundle is not usable")]
-    Bundle(#[source] BundleError),
+    Bundle(#[from] BundleError),
     #[error("failed to set up TLS with the hub")]
-    Tls(#[source] TlsError),
+    Tls(#[from] TlsError),
     #[error("failed to create a certificate request")]
-    Request(#[source] rcgen::Error),
+    Request(#[from] rcgen::Error),
     #[error("failed to store the certificate")]
-    Store(#[source] IdentityError),
+    Store(#[from] IdentityError),
     #[error("no session with the hub to request a new certificate")]
     NoSession,
     #[error("rejected the roots from the hub; keeping the known roots")]
-    Roots(#[source] TrustError),
+    Roots(#[from] TrustError),
     #[error("another replica wrote the identity at the same time")]
     Conflict,
     #[error(
@@ -124,8 +124,7 @@ pub async fn enroll(
     cluster_uid: &str,
     network: &Arc<dyn Network>,
 ) -> Result<Enrolled, EnrollError> {
-    let roots = bundle.roots().map_err(EnrollError::Bundle)?;
-    let config = tls::client_config(&roots, None).map_err(EnrollError::Tls)?;
+    let config = tls::client_config(&bundle.roots()?, None)?;
     let dialer = Dialer::new(addresses, config).with_network(network);
     let request = EnrollRequest {
         token: bundle.token.clone(),
@@ -135,7 +134,7 @@ pub async fn enroll(
     };
     let mut attempts_left = dialer.address_count();
     let (connection, response) = loop {
-        let connection = dialer.connect().await.map_err(EnrollError::Dial)?;
+        let connection = dialer.connect().await?;
         let mut client = connection.enrollment();
         let response_future = client.enroll(request.clone());
         attempts_left = attempts_left.saturating_sub(1);
@@ -160,9 +159,7 @@ pub async fn enroll(
 
 pub(super) fn certificate_request(key: &KeyPair) -> Result<Vec<u8>, EnrollError> {
     // The hub uses only the key of the request.
-    let request = CertificateParams::default()
-        .serialize_request(key)
-        .map_err(EnrollError::Request)?;
+    let request = CertificateParams::default().serialize_request(key)?;
     Ok(request.der().to_vec())
 }
 
@@ -196,7 +193,7 @@ pub(super) fn verify_enrollment(
         }
     })?;
     // Never store an identity that TLS rejects.
-    enrolled.client_config(key).map_err(EnrollError::Tls)?;
+    enrolled.client_config(key)?;
     Ok(enrolled)
 }
 

@@ -264,9 +264,7 @@ impl CertificateRenewer {
         let Some(enrolled) = &next.identity.enrolled else {
             return Err(EnrollError::Missing);
         };
-        let config = enrolled
-            .client_config(&next.identity.key)
-            .map_err(EnrollError::Tls)?;
+        let config = enrolled.client_config(&next.identity.key)?;
         let previous = self.stored.identity.enrolled.as_ref();
         match previous.is_some_and(|previous| previous.certificates == enrolled.certificates) {
             true => self.dialer.replace(config),
@@ -294,14 +292,10 @@ async fn store_roots(
     current: &StoredIdentity,
     roots: Vec<CertificateDer<'static>>,
 ) -> Result<StoredIdentity, EnrollError> {
-    let trusted = current
-        .identity
-        .enrolled
-        .as_ref()
-        .ok_or(EnrollError::Missing)?;
-    trusted_roots::check(&trusted.roots, &roots).map_err(EnrollError::Roots)?;
-    let stored = store.read().await.map_err(EnrollError::Store)?;
-    let stored = stored.ok_or(EnrollError::Missing)?;
+    let trusted = current.identity.enrolled.as_ref();
+    let trusted = trusted.ok_or(EnrollError::Missing)?;
+    trusted_roots::check(&trusted.roots, &roots)?;
+    let stored = store.read().await?.ok_or(EnrollError::Missing)?;
     let mut identity = match expiry_of(&stored) >= expiry_of(current) {
         true => stored.identity.clone(),
         false => current.identity.clone(),
@@ -309,15 +303,12 @@ async fn store_roots(
     let enrolled = identity.enrolled.as_mut().ok_or(EnrollError::Missing)?;
     enrolled.roots = roots;
     // Never store an identity that TLS rejects.
-    enrolled
-        .client_config(&identity.key)
-        .map_err(EnrollError::Tls)?;
+    enrolled.client_config(&identity.key)?;
     if identity.enrolled == stored.identity.enrolled {
         return Ok(stored);
     }
     let new_enrolled = identity.enrolled.clone();
-    let replaced = store.replace(stored, identity).await;
-    let replaced = replaced.map_err(EnrollError::Store)?;
+    let replaced = store.replace(stored, identity).await?;
     match replaced.identity.enrolled == new_enrolled {
         true => Ok(replaced),
         false => Err(EnrollError::Conflict),
@@ -330,22 +321,19 @@ pub async fn renew(
     current: &StoredIdentity,
     link: &mut watch::Receiver<Link>,
 ) -> Result<StoredIdentity, EnrollError> {
-    let stored = store.read().await.map_err(EnrollError::Store)?;
-    let base = match stored {
-        Some(stored) if expiry_of(&stored) > expiry_of(current) => return Ok(stored),
-        Some(stored) => stored,
-        None => return Err(EnrollError::Missing),
-    };
-    let Some(enrolled) = &base.identity.enrolled else {
-        return Err(EnrollError::Missing);
-    };
+    let base = store.read().await?.ok_or(EnrollError::Missing)?;
+    if expiry_of(&base) > expiry_of(current) {
+        return Ok(base);
+    }
+    let enrolled = base.identity.enrolled.as_ref();
+    let enrolled = enrolled.ok_or(EnrollError::Missing)?;
     let membership = enrolled.membership.clone();
     let trusted = current.identity.enrolled.as_ref().unwrap_or(enrolled);
     // The session logs the reason if it is down.
     drop(tokio::time::timeout(CLOCK_CHECK_INTERVAL, link.wait_for(Link::is_up)).await);
     let connection = link.get_and_update().connection().cloned();
     let connection = connection.ok_or(EnrollError::NoSession)?;
-    let key = new_key().map_err(EnrollError::Store)?;
+    let key = new_key()?;
     let message = RenewRequest {
         certificate_request: certificate_request(&key)?.into(),
     };
@@ -353,15 +341,14 @@ pub async fn renew(
     let response_future = client.renew(message);
     let response = await_response(&connection, &membership.cluster, response_future).await?;
     let (certificates, roots) = (to_der(response.certificates), to_der(response.roots));
-    trusted_roots::check(&trusted.roots, &roots).map_err(EnrollError::Roots)?;
+    trusted_roots::check(&trusted.roots, &roots)?;
     let enrolled = verify_enrollment(&connection, &key, membership, certificates, roots)?;
     let identity = Identity {
         key,
         enrolled: Some(enrolled),
     };
     let new_enrolled = identity.enrolled.clone();
-    let replaced = store.replace(base, identity).await;
-    let replaced = replaced.map_err(EnrollError::Store)?;
+    let replaced = store.replace(base, identity).await?;
     // The Secret now holds another replica's write. It is either a renewal, or only new roots with the old certificate.
     match replaced.identity.enrolled == new_enrolled || expiry_of(&replaced) > expiry_of(current) {
         true => Ok(replaced),
