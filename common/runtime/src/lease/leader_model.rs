@@ -52,6 +52,7 @@ struct SentRequest {
     response: Option<LeaseResponse>,
 }
 
+#[derive(Default)]
 struct Hub {
     /// Clock drift in parts per million.
     speed: i64,
@@ -68,6 +69,7 @@ enum Message {
     Response(usize, u64, LeaseResponse),
 }
 
+#[derive(Default)]
 struct Model {
     now: Millis,
     random: u64,
@@ -87,18 +89,8 @@ struct Model {
 impl Model {
     fn new(seed: u64) -> Self {
         let mut model = Self {
-            now: 0,
             random: seed | 1,
-            hubs: Vec::new(),
-            lease: None,
-            version: 0,
-            last_number: 0,
-            messages: Vec::new(),
-            outage_until: 0,
-            slow_writes: 0,
-            slow_requests: 0,
-            latest_transitions: 0,
-            log: Vec::new(),
+            ..Self::default()
         };
         for index in 0..HUBS {
             let speed = i64::try_from(model.random_below(20_001)).unwrap() - 10_000;
@@ -106,11 +98,7 @@ impl Model {
             model.hubs.push(Hub {
                 speed,
                 offset,
-                process: None,
-                starts: 0,
-                drops_requests: false,
-                drops_responses: false,
-                stopped: false,
+                ..Hub::default()
             });
             model.start(index);
         }
