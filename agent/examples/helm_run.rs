@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_helm::driver::{Helm, HelmConfig, StopHandle, Supervisor, Uninstall, supervise};
+use krypton_helm::driver::{
+    Helm, HelmConfig, HelmError, StopHandle, Supervisor, Uninstall, supervise,
+};
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
 
@@ -24,10 +26,16 @@ fn main() -> ExitCode {
         .and_then(|seconds| seconds.to_str()?.parse().ok());
     let permit = Duration::from_secs(seconds.unwrap_or(60));
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    runtime.block_on(drive(helm, scratch, permit))
+    match runtime.block_on(drive(helm, scratch, permit)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
-async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode {
+async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> Result<(), HelmError> {
     let program = std::env::args_os().next().unwrap_or_default();
     let config = HelmConfig {
         binary,
@@ -37,13 +45,7 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode 
         max_concurrent: 1,
         max_per_member: 1,
     };
-    let helm = match Helm::new(config).await {
-        Ok(helm) => helm,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let helm = Helm::new(config).await?;
     let (handle, stop) = StopHandle::new();
     handle.permit(BootTime(BootTime::now().0 + permit));
     let uninstall = Uninstall {
@@ -54,14 +56,6 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> ExitCode 
         hooks: true,
         cache_key: "edge-1".to_owned(),
     };
-    match helm
-        .uninstall(helm.slot("edge-1", Priority::Low).await, &uninstall, &stop)
-        .await
-    {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    let slot = helm.slot("edge-1", Priority::Low).await;
+    helm.uninstall(slot, &uninstall, &stop).await
 }
