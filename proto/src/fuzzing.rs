@@ -126,7 +126,10 @@ pub fn hub_message(bytes: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::v1::agent_message::Kind;
 
     /// `WRITE_CORPUS=1` writes the seeds.
     #[test]
@@ -205,17 +208,19 @@ mod tests {
         let trusted_roots = v1::TrustedRoots {
             sha256: vec![vec![7; 32].into()],
         };
-        let agent_message_of = |kind| v1::AgentMessage { kind: Some(kind) }.encode_to_vec();
-        let report_of_tenant = |tenant| {
-            agent_message_of(agent_message::Kind::Report(v1::Report {
+        let encoded = |kind| v1::AgentMessage { kind: Some(kind) }.encode_to_vec();
+        let report_of = |tenant| {
+            encoded(Kind::Report(v1::Report {
                 tenants: vec![tenant],
                 ..v1::Report::default()
             }))
         };
+        let long = tenant("acme", Some(state(&"ä".repeat(800))));
         let labelled = Some(v1::TenantState {
             labels: [("team".to_owned(), "a".to_owned())].into(),
             ..state("")
         });
+        let stateless = tenant("a", Some(v1::TenantState::default()));
         let many = v1::TrustedRoots {
             sha256: vec![vec![7; 32].into(); ROOTS_MAX + 1],
         };
@@ -226,49 +231,29 @@ mod tests {
             trusted_roots: Some(trusted_roots.clone()),
             ..v1::Hello::default()
         };
+        let heartbeat = v1::Heartbeat::default();
         shared::write(
             "agent_message",
             &[
-                (
-                    "good-report",
-                    agent_message_of(agent_message::Kind::Report(report)),
-                ),
-                (
-                    "good-long-message",
-                    report_of_tenant(tenant("acme", Some(state(&"ä".repeat(800))))),
-                ),
-                ("good-labels", report_of_tenant(tenant("acme", labelled))),
-                (
-                    "good-hello",
-                    agent_message_of(agent_message::Kind::Hello(hello)),
-                ),
-                (
-                    "good-trusts",
-                    agent_message_of(agent_message::Kind::TrustedRoots(trusted_roots)),
-                ),
-                (
-                    "good-heartbeat",
-                    agent_message_of(agent_message::Kind::Heartbeat(v1::Heartbeat::default())),
-                ),
+                ("good-report", encoded(Kind::Report(report))),
+                ("good-long-message", report_of(long)),
+                ("good-labels", report_of(tenant("acme", labelled))),
+                ("good-hello", encoded(Kind::Hello(hello))),
+                ("good-trusts", encoded(Kind::TrustedRoots(trusted_roots))),
+                ("good-heartbeat", encoded(Kind::Heartbeat(heartbeat))),
                 (
                     "refused-namespace",
-                    report_of_tenant(tenant(&"a".repeat(64), None)),
+                    report_of(tenant(&"a".repeat(64), None)),
                 ),
-                (
-                    "refused-no-state",
-                    report_of_tenant(tenant("a", Some(v1::TenantState::default()))),
-                ),
-                (
-                    "refused-roots",
-                    agent_message_of(agent_message::Kind::TrustedRoots(many)),
-                ),
+                ("refused-no-state", report_of(stateless)),
+                ("refused-roots", encoded(Kind::TrustedRoots(many))),
                 ("refused-cut", vec![0x12, 0x20, 0x0a]),
             ],
         );
     }
 
     fn write_hub_seeds() {
-        let desired = serde_json::json!({
+        let desired = json!({
             "version": {"epoch": 1, "generation": 2},
             "chart": {
                 "repo": "https://example.com", "name": "small", "version": "1.0.0", "install_crds": false,
@@ -287,65 +272,36 @@ mod tests {
             }],
             "namespaceConfiguration": {"labels": {"team": "a"}},
         });
-        let ordered = |change: fn(&mut serde_json::Value)| {
+        let encoded = |kind| v1::HubMessage { kind: Some(kind) }.encode_to_vec();
+        let with = |pointer: &str, value: Value| {
             let mut desired = desired.clone();
-            change(&mut desired);
-            let kind = Some(hub_message::Kind::Desired(v1::Desired {
+            *desired.pointer_mut(pointer).unwrap() = value;
+            encoded(hub_message::Kind::Desired(v1::Desired {
                 state: desired.to_string().into(),
                 digest: String::new(),
-            }));
-            v1::HubMessage { kind }.encode_to_vec()
+            }))
         };
         let roots = v1::Roots {
             certificates: vec![vec![1, 2].into()],
             renew_within_millis: Some(1),
         };
-        let roots = v1::HubMessage {
-            kind: Some(hub_message::Kind::Roots(roots)),
-        };
+        let values = "/placed/0/spec/values";
+        let labels = json!({"team": "a", "mesh.openkcm.io/a": "a"});
         shared::write(
             "hub_message",
             &[
-                ("good-desired", ordered(|_| {})),
-                (
-                    "good-plain",
-                    ordered(|desired| desired["deployments"] = serde_json::json!([])),
-                ),
-                ("good-roots", roots.encode_to_vec()),
-                (
-                    "refused-no-chart",
-                    ordered(|desired| desired["chart"] = serde_json::Value::Null),
-                ),
-                (
-                    "refused-mode",
-                    ordered(|desired| desired["drift"]["mode"] = "".into()),
-                ),
-                (
-                    "refused-wait",
-                    ordered(|desired| desired["wait"] = "never".into()),
-                ),
-                (
-                    "refused-uid",
-                    ordered(|desired| desired["placed"][0]["uid"] = "".into()),
-                ),
-                (
-                    "refused-values",
-                    ordered(|desired| {
-                        desired["placed"][0]["spec"]["values"] = serde_json::json!([])
-                    }),
-                ),
-                (
-                    "found-long-values",
-                    ordered(|desired| {
-                        desired["placed"][0]["spec"]["values"] = "a".repeat(5000).into();
-                    }),
-                ),
+                ("good-desired", with("", desired.clone())),
+                ("good-plain", with("/deployments", json!([]))),
+                ("good-roots", encoded(hub_message::Kind::Roots(roots))),
+                ("refused-no-chart", with("/chart", Value::Null)),
+                ("refused-mode", with("/drift/mode", "".into())),
+                ("refused-wait", with("/wait", "never".into())),
+                ("refused-uid", with("/placed/0/uid", "".into())),
+                ("refused-values", with(values, json!([]))),
+                ("found-long-values", with(values, "a".repeat(5000).into())),
                 (
                     "refused-label",
-                    ordered(|desired| {
-                        desired["namespaceConfiguration"]["labels"]["mesh.openkcm.io/a"] =
-                            "a".into();
-                    }),
+                    with("/namespaceConfiguration/labels", labels),
                 ),
             ],
         );
