@@ -14,7 +14,7 @@
     reason = "this file is tests only, its helping functions included"
 )]
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use krypton_proto::WireError;
 use krypton_proto::v1::{
@@ -36,31 +36,22 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 /// First number of the fields that only later versions know.
 const FIRST_UNKNOWN_FIELD: u32 = 1000;
 
-fn folder() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden"))
-}
-
-/// Returns the recorded bytes. If the file is missing, records `now` and fails.
-fn recorded(name: &str, now: &[u8]) -> Vec<u8> {
-    let path = folder().join(name);
+/// Returns the recorded messages. If the file is missing, records `now`, each message after its length, and fails.
+fn recorded<M: Message + Default>(name: &str, now: &[Vec<u8>]) -> Vec<M> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(name);
     if !path.exists() {
-        std::fs::write(&path, now).unwrap();
+        let mut bytes = Vec::new();
+        for message in now {
+            encode_varint(message.len() as u64, &mut bytes);
+            bytes.extend_from_slice(message);
+        }
+        std::fs::write(&path, bytes).unwrap();
         panic!("{name} was missing and has been recorded: check it in, and never change it");
     }
-    std::fs::read(path).unwrap()
-}
-
-/// Concatenates messages, each after its length.
-fn stream(messages: &[Vec<u8>]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for message in messages {
-        encode_varint(message.len() as u64, &mut bytes);
-        bytes.extend_from_slice(message);
-    }
-    bytes
-}
-
-fn read<M: Message + Default>(mut bytes: &[u8]) -> Vec<M> {
+    let bytes = std::fs::read(path).unwrap();
+    let mut bytes = bytes.as_slice();
     let mut messages = Vec::new();
     while !bytes.is_empty() {
         messages.push(M::decode_length_delimited(&mut bytes).unwrap());
@@ -87,6 +78,11 @@ fn with_unknown_fields(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.extend_from_slice(&[2; 4]);
     bytes.extend_from_slice(&field(FIRST_UNKNOWN_FIELD + 3, b"\xff no text, no message"));
     bytes
+}
+
+/// Encodes a field with a message that has unknown fields.
+fn next_field(number: u32, message: &impl Message) -> Vec<u8> {
+    field(number, &with_unknown_fields(message.encode_to_vec()))
 }
 
 fn version() -> Option<Version> {
@@ -323,7 +319,7 @@ fn hub_message(kind: HubKind) -> Vec<u8> {
 #[test]
 fn agent_messages_decode_as_recorded() {
     let now: Vec<_> = agent_messages().into_iter().map(agent_message).collect();
-    let decoded: Vec<AgentMessage> = read(&recorded("agent.stream", &stream(&now)));
+    let decoded: Vec<AgentMessage> = recorded("agent.stream", &now);
     let decoded: Vec<_> = decoded.into_iter().map(|message| message.kind).collect();
     assert_eq!(
         decoded,
@@ -334,7 +330,7 @@ fn agent_messages_decode_as_recorded() {
 #[test]
 fn hub_messages_decode_as_recorded() {
     let now: Vec<_> = hub_messages().into_iter().map(hub_message).collect();
-    let decoded: Vec<HubMessage> = read(&recorded("hub.stream", &stream(&now)));
+    let decoded: Vec<HubMessage> = recorded("hub.stream", &now);
     for (decoded, expected) in decoded.into_iter().zip(hub_messages()) {
         match (decoded.kind, expected) {
             // The order of the fields in the JSON is not significant.
@@ -349,16 +345,9 @@ fn hub_messages_decode_as_recorded() {
 #[test]
 fn fields_of_newer_agent_are_ignored() {
     // Unknown fields in each message, including the innermost.
-    let state = tenant(9).state.unwrap();
-    let ready = with_unknown_fields(state.ready.unwrap().encode_to_vec());
-    let state = [
-        field(3, &ready),
-        TenantState {
-            ready: None,
-            ..tenant(9).state.unwrap()
-        }
-        .encode_to_vec(),
-    ];
+    let mut state = tenant(9).state.unwrap();
+    let ready = state.ready.take().unwrap();
+    let state = [next_field(3, &ready), state.encode_to_vec()];
     let named = Tenant {
         state: None,
         ..tenant(9)
@@ -369,7 +358,7 @@ fn fields_of_newer_agent_are_ignored() {
     ];
     let report = [
         field(1, &with_unknown_fields(tenant_bytes.concat())),
-        field(2, &with_unknown_fields(member().encode_to_vec())),
+        next_field(2, &member()),
         Report {
             complete: Some(0),
             ..Report::default()
@@ -377,13 +366,13 @@ fn fields_of_newer_agent_are_ignored() {
         .encode_to_vec(),
     ];
     let now = [
-        field(1, &with_unknown_fields(hello("0.2.0", 2).encode_to_vec())),
+        next_field(1, &hello("0.2.0", 2)),
         with_unknown_fields(field(2, &with_unknown_fields(report.concat()))),
         // A message of an unknown kind.
         field(FIRST_UNKNOWN_FIELD, b"\x08\x01"),
-        field(4, &with_unknown_fields(applied().encode_to_vec())),
+        next_field(4, &applied()),
     ];
-    let decoded: Vec<AgentMessage> = read(&recorded("agent-next.stream", &stream(&now)));
+    let decoded: Vec<AgentMessage> = recorded("agent-next.stream", &now);
     let expected = [
         Some(AgentKind::Hello(hello("0.2.0", 2))),
         Some(AgentKind::Report(Report {
@@ -407,36 +396,25 @@ fn fields_of_newer_hub_are_ignored_unless_digested() {
     let desired = Desired::from(&desired_state());
     let mut state: serde_json::Value = serde_json::from_slice(&desired.state).unwrap();
     state["chart"]["future"] = true.into();
-    let with = |digest: &str| {
-        let desired = Desired {
-            state: state.to_string().into(),
-            digest: digest.to_owned(),
-        };
-        with_unknown_fields(desired.encode_to_vec())
+    let with = |digest: &str| Desired {
+        state: state.to_string().into(),
+        digest: digest.to_owned(),
+    };
+    let welcome = Welcome {
+        hub_version: "0.2.0".to_owned(),
+        protocol: 1,
+        ..Welcome::default()
     };
     let now = [
-        field(
-            1,
-            &with_unknown_fields(
-                Welcome {
-                    hub_version: "0.2.0".to_owned(),
-                    protocol: 1,
-                    ..Welcome::default()
-                }
-                .encode_to_vec(),
-            ),
-        ),
+        next_field(1, &welcome),
         // The digest does not cover the chart's new fields, so the member understands the whole state.
-        field(2, &with(&desired.digest)),
+        next_field(2, &with(&desired.digest)),
         // The digest covers new fields, so the member would apply only a part.
-        field(2, &with(&"e".repeat(64))),
+        next_field(2, &with(&"e".repeat(64))),
         field(FIRST_UNKNOWN_FIELD, b"\x08\x01"),
-        with_unknown_fields(field(
-            3,
-            &with_unknown_fields(Resync { number: 2 }.encode_to_vec()),
-        )),
+        with_unknown_fields(next_field(3, &Resync { number: 2 })),
     ];
-    let decoded: Vec<HubMessage> = read(&recorded("hub-next.stream", &stream(&now)));
+    let decoded: Vec<HubMessage> = recorded("hub-next.stream", &now);
     let mut kinds = decoded.into_iter().map(|message| message.kind);
     assert!(matches!(kinds.next(), Some(Some(HubKind::Welcome(welcome))) if welcome.protocol == 1));
     let mut read = || match kinds.next() {
