@@ -158,8 +158,8 @@ impl v1::Applied {
     }
 }
 
-impl From<&MemberReport> for v1::MemberReport {
-    fn from(report: &MemberReport) -> Self {
+impl From<MemberReport> for v1::MemberReport {
+    fn from(report: MemberReport) -> Self {
         let MemberReport {
             synced,
             ready,
@@ -172,19 +172,15 @@ impl From<&MemberReport> for v1::MemberReport {
             not_restored,
         } = report;
         Self {
-            synced: *synced,
-            ready: *ready,
-            writing: *writing,
-            holder: holder.clone(),
-            connected: *connected,
-            problem: problem.clone().map(|problem| truncated(problem, TEXT_MAX)),
-            applied: applied
-                .clone()
-                .map(|(version, digest)| v1::Applied::new(version, digest)),
+            synced,
+            ready,
+            writing,
+            holder,
+            connected,
+            problem: problem.map(|problem| truncated(problem, TEXT_MAX)),
+            applied: applied.map(|(version, digest)| v1::Applied::new(version, digest)),
             ahead: ahead.map(Into::into),
-            not_restored: not_restored
-                .clone()
-                .map(|reason| truncated(reason, TEXT_MAX)),
+            not_restored: not_restored.map(|reason| truncated(reason, TEXT_MAX)),
         }
     }
 }

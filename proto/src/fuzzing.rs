@@ -72,7 +72,7 @@ pub fn agent_message(bytes: &[u8]) -> Option<String> {
         Kind::Report(report) => {
             let member = report.member.map(MemberReport::from);
             let member = member.and_then(|member| {
-                let reread = MemberReport::from(v1::MemberReport::from(&member));
+                let reread = MemberReport::from(v1::MemberReport::from(member.clone()));
                 promise!(reread == member, "{member:?} is {reread:?}");
                 None
             });

@@ -149,7 +149,7 @@ impl ReportQueue {
             tenants: messages(&changes.tenants, &mut self.tenant_digest, Tenant::new),
             deployments: messages(&changes.deployments, deployment_digest, Deployment::new),
             placed: messages(&changes.placed, &mut self.placed_digest, Placed::new),
-            member: changes.member.as_ref().map(Into::into),
+            member: changes.member.map(Into::into),
             complete,
         }
     }

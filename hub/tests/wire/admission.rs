@@ -148,7 +148,7 @@ async fn agent_session_is_bound_to_member_and_cluster() {
                 name: "edge-1".to_owned(),
                 state: None,
             }],
-            member: Some((&lease_holder_report()).into()),
+            member: Some(lease_holder_report().into()),
             complete: Some(0),
             ..Report::default()
         }))

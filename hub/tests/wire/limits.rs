@@ -38,7 +38,7 @@ async fn flooding_agent_is_throttled_without_loss_or_disruption() {
     // A lone reporter counts, even if it only observes.
     flooder
         .send(FromAgent::Report(Report {
-            member: Some((&lease_holder_report()).into()),
+            member: Some(lease_holder_report().into()),
             complete: Some(0),
             ..Report::default()
         }))

@@ -337,6 +337,6 @@ proptest! {
             applied: version.map(|version| (version, "digest".to_owned())),
             ahead: version,
         };
-        prop_assert_eq!(MemberReport::from(v1::MemberReport::from(&report)), report);
+        prop_assert_eq!(MemberReport::from(v1::MemberReport::from(report.clone())), report);
     }
 }

@@ -104,7 +104,7 @@ impl RawSession {
             deployments: Vec::new(),
             placed: Vec::new(),
             tenants: Vec::new(),
-            member: Some((&member).into()),
+            member: Some(member.into()),
             complete: Some(number),
         }))
         .await

@@ -134,7 +134,7 @@ impl Session {
                 state: Some(lifted),
             }],
             tenants: tenants.to_vec(),
-            member: Some((&holder).into()),
+            member: Some(holder.into()),
             complete: Some(0),
         }))
         .await;
