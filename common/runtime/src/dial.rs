@@ -34,7 +34,7 @@ pub async fn open_tls(
         return Err(DialError::Address(address.to_owned()));
     };
     let tcp = match network.proxy(address) {
-        Some(proxy) => proxy::open(network, address, proxy).await?,
+        Some(proxy) => proxy::open(network, address, &proxy).await?,
         None => {
             let resolve_error = |source| DialError::Resolve {
                 address: address.to_owned(),

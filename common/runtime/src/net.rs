@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::{fmt, io};
 
 use futures::future::BoxFuture;
-use http::{HeaderValue, Uri};
+use hyper_util::client::proxy::matcher::Intercept;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -15,7 +15,7 @@ pub trait Network: fmt::Debug + Send + Sync {
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, io::Result<Stream>>;
 
     /// Returns the HTTP proxy for connections to `address` (`HOST:PORT`), if there is one.
-    fn proxy(&self, _address: &str) -> Option<HttpProxy> {
+    fn proxy(&self, _address: &str) -> Option<Intercept> {
         None
     }
 
@@ -25,14 +25,6 @@ pub trait Network: fmt::Debug + Send + Sync {
         flag: &'static str,
         address: &'a BindAddress,
     ) -> BoxFuture<'a, Result<Listener, AdminError>>;
-}
-
-/// An HTTP proxy that opens connections for others.
-#[derive(Clone, Debug)]
-pub struct HttpProxy {
-    pub uri: Uri,
-    /// Value of the header Proxy-Authorization.
-    pub authorization: Option<HeaderValue>,
 }
 
 /// The network of the machine. Its connections send small writes immediately.

@@ -20,11 +20,9 @@ const RESOLVED_MAX: usize = 8;
 
 /// Returns the addresses of a host.
 pub(super) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    let lookup = tokio::time::timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host((host, port)));
-    let lookup = lookup
-        .await
-        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    Ok(lookup?.take(RESOLVED_MAX).collect())
+    let lookup = tokio::net::lookup_host((host, port));
+    let addresses = tokio::time::timeout(RESOLVE_TIMEOUT, lookup).await??;
+    Ok(addresses.take(RESOLVED_MAX).collect())
 }
 
 /// Returns the first connection that succeeds. Each address gets a head start over the next.
@@ -37,9 +35,7 @@ pub(super) async fn connect_any(
         .zip(0_u32..)
         .map(|(address, position)| async move {
             tokio::time::sleep(ATTEMPT_DELAY * position).await;
-            tokio::time::timeout(CONNECT_TIMEOUT, network.connect(*address))
-                .await
-                .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            tokio::time::timeout(CONNECT_TIMEOUT, network.connect(*address)).await?
         })
         .collect();
     let mut problem = io::ErrorKind::NotFound.into();

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use futures::future::BoxFuture;
 use http::Uri;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
-use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::TokioIo;
 use tower::{Service as _, service_fn};
 
@@ -15,7 +15,7 @@ use super::connect::{HANDSHAKE_TIMEOUT, connect_any, resolve};
 use super::error::DialError;
 use super::no_proxy::ExemptHosts;
 use crate::admin::{AdminError, BindAddress};
-use crate::net::{HttpProxy, Listener, Network, Stream, Tcp};
+use crate::net::{Listener, Network, Stream, Tcp};
 
 /// The network of the machine, with the proxies of HTTPS_PROXY, ALL_PROXY and NO_PROXY.
 #[derive(Debug)]
@@ -46,16 +46,12 @@ impl Network for ProxiedTcp {
         Tcp.connect(address)
     }
 
-    fn proxy(&self, address: &str) -> Option<HttpProxy> {
+    fn proxy(&self, address: &str) -> Option<Intercept> {
         let hub = uri(address).ok()?;
         if self.exempt.contains(&hub) {
             return None;
         }
-        let proxy = self.proxies.intercept(&hub)?;
-        Some(HttpProxy {
-            uri: proxy.uri().clone(),
-            authorization: proxy.basic_auth().cloned(),
-        })
+        self.proxies.intercept(&hub)
     }
 
     fn listen<'a>(
@@ -99,16 +95,16 @@ fn uri(address: &str) -> Result<Uri, http::Error> {
 pub(super) async fn open(
     network: &dyn Network,
     address: &str,
-    proxy: HttpProxy,
+    proxy: &Intercept,
 ) -> Result<Stream, DialError> {
-    let host = proxy.uri.host().unwrap_or_default().to_owned();
-    let port = proxy.uri.port_u16().unwrap_or(80);
+    let host = proxy.uri().host().unwrap_or_default();
+    let port = proxy.uri().port_u16().unwrap_or(80);
     let proxy_error = |source: Box<dyn std::error::Error + Send + Sync>| DialError::Proxy {
         address: address.to_owned(),
         proxy: format!("{host}:{port}"),
         source,
     };
-    if proxy.uri.scheme_str() != Some("http") {
+    if proxy.uri().scheme_str() != Some("http") {
         return Err(proxy_error(
             "only proxies with http:// are supported".into(),
         ));
@@ -116,7 +112,7 @@ pub(super) async fn open(
     let connecting = async {
         let addresses = resolve(host.trim_matches(['[', ']']), port).await?;
         let stream = connect_any(network, &addresses).await?;
-        tunnel(stream, proxy.clone(), address).await
+        tunnel(stream, proxy, address).await
     };
     connecting.await.map_err(proxy_error)
 }
@@ -124,7 +120,7 @@ pub(super) async fn open(
 /// Asks the proxy at the other end of the stream for a connection.
 async fn tunnel(
     stream: Stream,
-    proxy: HttpProxy,
+    proxy: &Intercept,
     address: &str,
 ) -> Result<Stream, Box<dyn std::error::Error + Send + Sync>> {
     let mut stream = Some(TokioIo::new(stream));
@@ -132,9 +128,9 @@ async fn tunnel(
         let stream = stream.take();
         ready(stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
     });
-    let mut tunnel = Tunnel::new(proxy.uri, connector);
-    if let Some(authorization) = proxy.authorization {
-        tunnel = tunnel.with_auth(authorization);
+    let mut tunnel = Tunnel::new(proxy.uri().clone(), connector);
+    if let Some(authorization) = proxy.basic_auth() {
+        tunnel = tunnel.with_auth(authorization.clone());
     }
     let result = tokio::time::timeout(HANDSHAKE_TIMEOUT, tunnel.call(uri(address)?)).await?;
     Ok(result?.into_inner())
