@@ -158,6 +158,23 @@ impl v1::Applied {
     }
 }
 
+impl v1::Heartbeat {
+    /// Takes the value of a digest of all reported objects: their count and their sum.
+    pub fn new((tenants, sum): (u64, u128)) -> Self {
+        Self {
+            tenants,
+            digest_high: (sum >> 64) as u64,
+            digest_low: sum as u64,
+        }
+    }
+
+    /// Returns the value of the digest.
+    pub fn digest(&self) -> (u64, u128) {
+        let sum = (u128::from(self.digest_high) << 64) | u128::from(self.digest_low);
+        (self.tenants, sum)
+    }
+}
+
 impl From<MemberReport> for v1::MemberReport {
     fn from(report: MemberReport) -> Self {
         let MemberReport {

@@ -99,16 +99,12 @@ impl ReportQueue {
             ));
         }
         if std::mem::take(&mut self.heartbeat) {
-            let (tenants, digest) = combine([
+            let digest = combine([
                 self.tenant_digest.value(),
                 self.deployment_digest.value(),
                 self.placed_digest.value(),
             ]);
-            return Some(agent_message::Kind::Heartbeat(Heartbeat {
-                tenants,
-                digest_high: (digest >> 64) as u64,
-                digest_low: digest as u64,
-            }));
+            return Some(agent_message::Kind::Heartbeat(Heartbeat::new(digest)));
         }
         if !std::mem::take(&mut self.changed) {
             return None;
@@ -225,9 +221,7 @@ mod tests {
                         for (key, report) in &self.reports {
                             digest.set(key, Some(report));
                         }
-                        let digest_value = u128::from(heartbeat.digest_high) << 64
-                            | u128::from(heartbeat.digest_low);
-                        assert_eq!((heartbeat.tenants, digest_value), digest.value());
+                        assert_eq!(heartbeat.digest(), digest.value());
                         self.heartbeats += 1;
                     }
                     _ => {}
@@ -329,11 +323,8 @@ mod tests {
                 }
                 Some(agent_message::Kind::Heartbeat(heartbeat)) => {
                     let digests = [tenants.value(), deployments.value(), placed.value()];
-                    let (count, digest) = combine(digests);
-                    let heartbeat_digest =
-                        u128::from(heartbeat.digest_high) << 64 | u128::from(heartbeat.digest_low);
-                    assert_eq!((heartbeat.tenants, heartbeat_digest), (count, digest));
-                    assert_eq!(count, 450);
+                    assert_eq!(heartbeat.digest(), combine(digests));
+                    assert_eq!(heartbeat.tenants, 450);
                     heartbeats += 1;
                 }
                 _ => {}

@@ -173,12 +173,7 @@ async fn heartbeat_carries_report_digest_and_resync_resends_all() {
     let mut digest = krypton_types::report_digest::ReportDigest::default();
     digest.set(&key("a"), Some(&report(1)));
     digest.set(&key("b"), Some(&report(1)));
-    let (tenants, value) = digest.value();
-    let expected = Heartbeat {
-        tenants,
-        digest_high: (value >> 64) as u64,
-        digest_low: value as u64,
-    };
+    let expected = Heartbeat::new(digest.value());
     for number in [3, 4] {
         assert_eq!(
             session.next().await,

@@ -420,14 +420,7 @@ impl ActiveSession<'_> {
                 }
             }
             Some(FromAgent::Heartbeat(heartbeat)) => {
-                let digest =
-                    (u128::from(heartbeat.digest_high) << 64) | u128::from(heartbeat.digest_low);
-                members.compare(
-                    self.name,
-                    self.id,
-                    (heartbeat.tenants, digest),
-                    BootTime::now(),
-                );
+                members.compare(self.name, self.id, heartbeat.digest(), BootTime::now());
             }
             Some(FromAgent::Applied(applied)) => {
                 if let Some(((version, _), published)) = applied.read().zip(published)
