@@ -60,20 +60,11 @@ impl HubChart {
     }
 
     async fn get(&self, chart: ChartRef) -> Result<Vec<u8>, String> {
-        let digest = {
-            let desired = self.desired.get();
-            let current = desired
-                .as_deref()
-                .filter(|desired| refers_to(desired, &chart));
-            current.map(DesiredState::digest)
-        };
-        let Some(digest) = digest else {
-            return Err("the hub does not serve this chart".to_owned());
-        };
+        let desired = self.desired.get();
+        let desired = desired.filter(|desired| refers_to(desired, &chart));
+        let digest = desired.ok_or("the hub does not serve this chart")?.digest();
         let connection = self.link.get().connection().cloned();
-        let Some(connection) = connection else {
-            return Err("there is no session with the hub".to_owned());
-        };
+        let connection = connection.ok_or("there is no session with the hub")?;
         let mut download_guard = Download {
             partial: std::mem::take(
                 &mut self
@@ -212,13 +203,19 @@ mod tests {
     }
 
     fn head(bytes: &[u8]) -> ChartPart {
+        changed_head(bytes, |_| {})
+    }
+
+    fn changed_head(bytes: &[u8], change: impl FnOnce(&mut ChartHead)) -> ChartPart {
+        let mut head = ChartHead {
+            sha256: sha256_hex(bytes),
+            size: bytes.len() as u64,
+            version: "1.0.0".to_owned(),
+            from: 0,
+        };
+        change(&mut head);
         ChartPart {
-            kind: Some(chart_part::Kind::Head(ChartHead {
-                sha256: sha256_hex(bytes),
-                size: bytes.len() as u64,
-                version: "1.0.0".to_owned(),
-                from: 0,
-            })),
+            kind: Some(chart_part::Kind::Head(head)),
         }
     }
 
@@ -228,19 +225,19 @@ mod tests {
         }
     }
 
-    async fn hub_chart(hub: &FakeHub, authority: &FakeAuthority) -> HubChart {
+    async fn hub_and_chart() -> (FakeHub, HubChart) {
+        let authority = FakeAuthority::new();
+        let hub = FakeHub::start(&authority).await;
         let dialer = authority.dialer(hub.addresses(), Validity::Now);
         let connection = dialer.connect().await.unwrap();
         let (_, link) = watch::channel(Link::Up(connection));
         let (_, desired) = watch::channel(Some(Arc::new(desired())));
-        HubChart::new(link, desired)
+        (hub, HubChart::new(link, desired))
     }
 
     #[tokio::test]
     async fn chart_of_present_desired_state_arrives_in_parts() {
-        let authority = FakeAuthority::new();
-        let hub = FakeHub::start(&authority).await;
-        let source = hub_chart(&hub, &authority).await;
+        let (hub, source) = hub_and_chart().await;
         hub.responses.chart.lock().unwrap().1 =
             vec![Ok(head(b"archive")), Ok(chunk(b"arch")), Ok(chunk(b"ive"))];
         assert_eq!(source.fetch(&chart()).await.unwrap(), b"archive");
@@ -257,13 +254,8 @@ mod tests {
 
     #[tokio::test]
     async fn damaged_or_oversized_chart_answer_is_rejected() {
-        let authority = FakeAuthority::new();
-        let hub = FakeHub::start(&authority).await;
-        let source = hub_chart(&hub, &authority).await;
-        let mut huge = head(b"archive");
-        if let Some(chart_part::Kind::Head(head)) = &mut huge.kind {
-            head.size = u64::MAX;
-        }
+        let (hub, source) = hub_and_chart().await;
+        let huge = changed_head(b"archive", |head| head.size = u64::MAX);
         for (parts, word) in [
             (vec![], "no head"),
             (vec![chunk(b"archive")], "no head"),
@@ -279,18 +271,9 @@ mod tests {
         }
     }
 
-    fn starting_at(from: u64, mut part: ChartPart) -> ChartPart {
-        if let Some(chart_part::Kind::Head(head)) = &mut part.kind {
-            head.from = from;
-        }
-        part
-    }
-
     #[tokio::test]
     async fn interrupted_fetch_resumes_and_other_chart_restarts() {
-        let authority = FakeAuthority::new();
-        let hub = FakeHub::start(&authority).await;
-        let source = hub_chart(&hub, &authority).await;
+        let (hub, source) = hub_and_chart().await;
         let disconnected = || Err(Status::unavailable("the link is gone"));
         let respond = |parts: Vec<Result<ChartPart, Status>>| {
             hub.responses.chart.lock().unwrap().1 = parts;
@@ -300,7 +283,7 @@ mod tests {
             vec![Ok(head), Ok(chunk), disconnected()]
         };
         let rest = || {
-            let head = starting_at(4, head(b"archive"));
+            let head = changed_head(b"archive", |head| head.from = 4);
             vec![Ok(head), Ok(chunk(b"ive"))]
         };
         let requested = || {
