@@ -49,9 +49,8 @@ pub fn client_notifying_unauthorized(
     unauthorized: Arc<Notify>,
 ) -> Result<Client, kube::Error> {
     let builder = transport(config, user_agent)?;
-    let layer =
-        MapResponseLayer::new(move |response| notify_if_unauthorized(response, &unauthorized));
-    Ok(builder.with_layer(&layer).build())
+    let notify = move |response| notify_if_unauthorized(response, &unauthorized);
+    Ok(builder.with_layer(&MapResponseLayer::new(notify)).build())
 }
 
 /// Like [`client_notifying_unauthorized`], for an untrusted API server: limits its responses, and calls `report` for each
@@ -65,9 +64,8 @@ pub fn client_with_limits(
 ) -> Result<Client, kube::Error> {
     let builder = transport(config, user_agent)?;
     let builder = builder.with_layer(&LimitLayer::new(limits, report));
-    let layer =
-        MapResponseLayer::new(move |response| notify_if_unauthorized(response, &unauthorized));
-    Ok(builder.with_layer(&layer).build())
+    let notify = move |response| notify_if_unauthorized(response, &unauthorized);
+    Ok(builder.with_layer(&MapResponseLayer::new(notify)).build())
 }
 
 /// Prepares the connection to an API server, which the first request opens.

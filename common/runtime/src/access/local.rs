@@ -125,41 +125,35 @@ pub async fn local(
 
 /// Merges the files as kubectl does: skips missing files if there are several.
 async fn from_files(paths: &[PathBuf], context: Option<&str>) -> Result<ClusterConfig, LocalError> {
+    let in_file = |path: &Path, source| LocalError::File {
+        path: path.to_owned(),
+        source,
+    };
     let mut merged: Option<(&Path, Kubeconfig)> = None;
     for path in paths {
-        let wrap = |source| LocalError::File {
-            path: path.clone(),
-            source,
-        };
         let kubeconfig = match read_kubeconfig(path) {
             Err(ConfigError::Read(error))
                 if error.kind() == std::io::ErrorKind::NotFound && paths.len() > 1 =>
             {
                 continue;
             }
-            result => result.map_err(wrap)?,
+            result => result.map_err(|error| in_file(path, error))?,
         };
         merged = Some(match merged {
             None => (path, kubeconfig),
             Some((first, earlier)) => {
-                let result = earlier
-                    .merge(kubeconfig)
-                    .map_err(|error| wrap(ConfigError::Unusable(error)))?;
-                (first, result)
+                let result = earlier.merge(kubeconfig).map_err(ConfigError::Unusable);
+                (first, result.map_err(|error| in_file(path, error))?)
             }
         });
     }
     let Some((path, kubeconfig)) = merged else {
         let path = paths.first().cloned().unwrap_or_default();
-        let source = ConfigError::Read(std::io::ErrorKind::NotFound.into());
-        return Err(LocalError::File { path, source });
+        let missing = ConfigError::Read(std::io::ErrorKind::NotFound.into());
+        return Err(in_file(&path, missing));
     };
-    from_kubeconfig(kubeconfig, context)
-        .await
-        .map_err(|source| LocalError::File {
-            path: path.to_owned(),
-            source,
-        })
+    let result = from_kubeconfig(kubeconfig, context).await;
+    result.map_err(|error| in_file(path, error))
 }
 
 /// Reads a kubeconfig from one file.
@@ -190,24 +184,17 @@ pub async fn from_kubeconfig(
         (None, Some(current)) if !current.is_empty() => current.clone(),
         _ => return Err(ConfigError::NoCurrentContext),
     };
-    let Some(named) = kubeconfig
-        .contexts
-        .iter()
-        .find(|named| named.name == context_name)
-    else {
-        let names: Vec<&str> = kubeconfig
-            .contexts
-            .iter()
-            .map(|named| named.name.as_str())
-            .collect();
+    let contexts = &kubeconfig.contexts;
+    let Some(named) = contexts.iter().find(|named| named.name == context_name) else {
+        let names: Vec<&str> = contexts.iter().map(|named| named.name.as_str()).collect();
         return Err(ConfigError::NoContext(context_name, names.join(", ")));
     };
     let unusable = |error| Err(ConfigError::Unusable(error));
     let Some(context) = &named.context else {
         return unusable(KubeconfigError::LoadContext(context_name));
     };
-    let named = |named: &&kube::config::NamedCluster| named.name == context.cluster;
-    let cluster = kubeconfig.clusters.iter().find(named);
+    let mut clusters = kubeconfig.clusters.iter();
+    let cluster = clusters.find(|named| named.name == context.cluster);
     let Some(cluster) = cluster.and_then(|named| named.cluster.as_ref()) else {
         let cluster = context.cluster.clone();
         return unusable(KubeconfigError::LoadClusterOfContext(cluster));

@@ -31,12 +31,11 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// A server may end a watch this much before its timeout, because clocks differ in speed.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(1);
 
-/// Time of the next allowed start, by resource.
-type NextStarts = Arc<Mutex<BTreeMap<String, Instant>>>;
-
+/// State that all requests to one server share.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WatchLayer {
-    next_starts: NextStarts,
+    /// Time of the next allowed start, by resource.
+    next_starts: Arc<Mutex<BTreeMap<String, Instant>>>,
     /// Number of watches that ended early.
     early_ends: Arc<AtomicU64>,
 }
@@ -47,8 +46,7 @@ impl<S> Layer<S> for WatchLayer {
     fn layer(&self, inner: S) -> WatchService<S> {
         WatchService {
             inner,
-            next_starts: Arc::clone(&self.next_starts),
-            early_ends: Arc::clone(&self.early_ends),
+            layer: self.clone(),
         }
     }
 }
@@ -56,8 +54,7 @@ impl<S> Layer<S> for WatchLayer {
 #[derive(Clone, Debug)]
 pub(super) struct WatchService<S> {
     inner: S,
-    next_starts: NextStarts,
-    early_ends: Arc<AtomicU64>,
+    layer: WatchLayer,
 }
 
 impl<S, A, B> Service<Request<A>> for WatchService<S>
@@ -75,9 +72,9 @@ where
     }
 
     fn call(&mut self, request: Request<A>) -> Self::Future {
-        let start = watch_key(request.uri()).map(|key| self.reserve_start(key));
+        let start = watch_key(request.uri()).map(|key| self.layer.reserve_start(key));
         let timeout = timeout(request.uri());
-        let early_ends = Arc::clone(&self.early_ends);
+        let early_ends = Arc::clone(&self.layer.early_ends);
         let known_ends = early_ends.load(Ordering::Relaxed);
         // The future does nothing before its first poll.
         let response_future = self.inner.call(request);
@@ -159,7 +156,7 @@ where
     }
 }
 
-impl<S> WatchService<S> {
+impl WatchLayer {
     fn reserve_start(&self, key: String) -> Instant {
         let now = Instant::now();
         let mut next_starts = self
