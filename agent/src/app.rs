@@ -395,7 +395,10 @@ impl LocalCluster {
         let context = flags.context.as_deref();
         let cluster_config = local(&flags.local(env), context, Config::incluster).await?;
         let account = flags.helm_account(namespace);
-        let kubeconfig = helm_kubeconfig(private, &cluster_config.config, account.as_ref())?;
+        let yaml = kubeconfig_yaml(&cluster_config.config, account.as_ref())?;
+        let kubeconfig = write_kubeconfig(private, &yaml).with_context(|| {
+            format!("failed to write Helm's kubeconfig to {}", private.display())
+        })?;
         let message = "failed to create a client of the cluster";
         let helm_client = impersonating_config(&cluster_config.config, account.as_ref());
         let helm_client = helm_client.map(|config| new_client(config, USER_AGENT));
@@ -484,15 +487,4 @@ async fn reconcile(
     let forwarding = tokio::spawn(forwarding);
     run_loop::run_with_dumps(member, tools, desired, report_store, dump_requests, stop).await;
     forwarding.abort();
-}
-
-/// Writes the kubeconfig for Helm.
-fn helm_kubeconfig(
-    scratch: &Path,
-    config: &Config,
-    account: Option<&ServiceAccount>,
-) -> anyhow::Result<TempPath> {
-    let yaml = kubeconfig_yaml(config, account)?;
-    write_kubeconfig(scratch, &yaml)
-        .with_context(|| format!("failed to write Helm's kubeconfig to {}", scratch.display()))
 }

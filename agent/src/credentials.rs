@@ -3,7 +3,7 @@
 pub mod enrollment;
 pub mod identity;
 pub mod join;
-pub mod joining;
+pub(crate) mod joining;
 mod key;
 pub mod renewal;
 pub(crate) mod secret;

@@ -18,20 +18,14 @@ use super::store::{self, IdentityError, Store, StoredIdentity};
 use crate::args::BundleSources;
 
 /// Inputs of joining.
-pub struct JoinInputs<'a> {
+pub(crate) struct JoinInputs<'a> {
     /// Value of the flag `--hub`.
-    pub hub: &'a [String],
-    pub bundle_sources: BundleSources,
-    pub client: &'a Client,
-    pub store: &'a Store,
-    pub cluster: &'a ClusterIdentity,
-    pub network: &'a Arc<dyn Network>,
-}
-
-impl std::fmt::Debug for JoinInputs<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Joining").finish_non_exhaustive()
-    }
+    pub(crate) hub: &'a [String],
+    pub(crate) bundle_sources: BundleSources,
+    pub(crate) client: &'a Client,
+    pub(crate) store: &'a Store,
+    pub(crate) cluster: &'a ClusterIdentity,
+    pub(crate) network: &'a Arc<dyn Network>,
 }
 
 /// Maximum number of attempts if other replicas write the identity at the same time.
@@ -47,7 +41,7 @@ enum JoinOutcome {
 
 /// Returns the identity with a certificate. Enrolls with the join bundle if the certificate is missing. Replicas that
 /// join with one bundle share the first stored key and its certificate.
-pub async fn load_or_enroll(
+pub(crate) async fn load_or_enroll(
     inputs: &JoinInputs<'_>,
     stop: &CancellationToken,
 ) -> anyhow::Result<Option<(StoredIdentity, Enrolled)>> {
@@ -188,10 +182,7 @@ async fn enroll_with_retry(
 }
 
 /// Returns the addresses of the flag, or without the flag the hub's addresses.
-pub fn addresses(hub: &[String], known: &[String]) -> Vec<String> {
-    if hub.is_empty() {
-        known.to_vec()
-    } else {
-        hub.to_vec()
-    }
+pub(crate) fn addresses(hub: &[String], known: &[String]) -> Vec<String> {
+    let addresses = if hub.is_empty() { known } else { hub };
+    addresses.to_vec()
 }

@@ -360,19 +360,6 @@ async fn link_reports_cause_of_failed_connection() {
     let hub = FakeHub::start(&authority).await;
     let mut agent = TestAgent::start(authority.dialer(hub.addresses(), Validity::Past));
     agent.wait_until_down("as expired or not yet valid").await;
-
-    let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = plain.local_addr().unwrap().to_string();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = plain.accept().await {
-            let response = b"HTTP/1.1 400 Bad Request\r\n\r\n";
-            tokio::io::AsyncWriteExt::write_all(&mut stream, response)
-                .await
-                .unwrap();
-        }
-    });
-    let mut agent = TestAgent::start(authority.dialer(vec![address], Validity::Now));
-    agent.wait_until_down("but not with TLS").await;
 }
 
 #[tokio::test]
