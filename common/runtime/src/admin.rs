@@ -6,9 +6,9 @@ mod debug;
 mod ports;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{fmt, io};
 
 use axum::Router;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -233,18 +233,11 @@ impl Readiness {
 }
 
 /// Prevents readiness until it is dropped.
+#[derive(Debug)]
 #[must_use = "dropping the guard completes it"]
 pub struct ReadinessGuard {
     name: String,
     readiness: Readiness,
-}
-
-impl fmt::Debug for ReadinessGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadinessGuard")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Drop for ReadinessGuard {
