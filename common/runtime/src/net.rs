@@ -19,12 +19,14 @@ pub trait Network: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Listens on `address`. Errors name `flag`.
+    /// Listens on `address`, by default in the machine's network. Errors name `flag`.
     fn listen<'a>(
         &'a self,
         flag: &'static str,
         address: &'a BindAddress,
-    ) -> BoxFuture<'a, Result<Listener, AdminError>>;
+    ) -> BoxFuture<'a, Result<Listener, AdminError>> {
+        Box::pin(async move { Ok(Box::new(admin::bind(flag, address).await?) as Listener) })
+    }
 }
 
 /// The network of the machine. Its connections send small writes immediately.
@@ -38,14 +40,6 @@ impl Network for Tcp {
             stream.set_nodelay(true)?;
             Ok(Box::new(stream) as Stream)
         })
-    }
-
-    fn listen<'a>(
-        &'a self,
-        flag: &'static str,
-        address: &'a BindAddress,
-    ) -> BoxFuture<'a, Result<Listener, AdminError>> {
-        Box::pin(async move { Ok(Box::new(admin::bind(flag, address).await?) as Listener) })
     }
 }
 

@@ -14,8 +14,7 @@ use tower::{Service as _, service_fn};
 use super::connect::{HANDSHAKE_TIMEOUT, connect_any, resolve};
 use super::error::DialError;
 use super::no_proxy::ExemptHosts;
-use crate::admin::{AdminError, BindAddress};
-use crate::net::{Listener, Network, Stream, Tcp};
+use crate::net::{Network, Stream, Tcp};
 
 /// The network of the machine, with the proxies of HTTPS_PROXY, ALL_PROXY and NO_PROXY.
 #[derive(Debug)]
@@ -52,14 +51,6 @@ impl Network for ProxiedTcp {
             return None;
         }
         self.proxies.intercept(&hub)
-    }
-
-    fn listen<'a>(
-        &'a self,
-        flag: &'static str,
-        address: &'a BindAddress,
-    ) -> BoxFuture<'a, Result<Listener, AdminError>> {
-        Box::pin(async move { Tcp.listen(flag, address).await })
     }
 }
 
