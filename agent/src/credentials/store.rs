@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::cluster;
@@ -83,7 +83,8 @@ impl Store {
         let new_secret = ZeroizedSecret::new(secret::with_identity(empty_secret(), &identity));
         let created = match self.create(new_secret.as_secret()).await {
             Err(error) if error.code() == Some(404) => {
-                self.create_namespace().await?;
+                let creating = cluster::ensure_own_namespace(&self.client, &self.namespace);
+                call(format!("creating namespace {}", self.namespace), creating).await?;
                 self.create(new_secret.as_secret()).await
             }
             other => other,
@@ -146,18 +147,6 @@ impl Store {
         let (api, params) = (self.secrets(), PostParams::default());
         let request = api.create(&params, secret);
         call(self.attempt("creating"), request).await
-    }
-
-    async fn create_namespace(&self) -> Result<(), IdentityError> {
-        let namespace = cluster::own_namespace(&self.namespace);
-        let api: Api<Namespace> = Api::all(self.client.clone());
-        let params = PostParams::default();
-        let request = api.create(&params, &namespace);
-        match call(format!("creating namespace {}", self.namespace), request).await {
-            Ok(_) => Ok(()),
-            Err(error) if error.code() == Some(409) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
     }
 
     fn attempt(&self, verb: &str) -> String {

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::HELM_KEEP_POLICY;
 use kube::Client;
-use kube::api::Api;
+use kube::api::{Api, PostParams};
 use thiserror::Error;
 
 use crate::access::api_error_message;
@@ -45,16 +45,22 @@ impl ClusterError {
     }
 }
 
-/// Returns a namespace for Krypton's own objects. Helm keeps it when it uninstalls the chart that contains it.
-pub fn own_namespace(name: &str) -> Namespace {
+/// Creates a namespace for Krypton's own objects if it is missing. Helm keeps it when it uninstalls the chart that
+/// contains it.
+pub async fn ensure_own_namespace(client: &Client, name: &str) -> kube::Result<()> {
     let [key, value] = HELM_KEEP_POLICY.map(str::to_owned);
-    Namespace {
+    let namespace = Namespace {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
             annotations: Some([(key, value)].into()),
             ..ObjectMeta::default()
         },
         ..Namespace::default()
+    };
+    let api: Api<Namespace> = Api::all(client.clone());
+    match api.create(&PostParams::default(), &namespace).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        result => result.map(drop),
     }
 }
 

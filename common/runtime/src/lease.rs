@@ -79,7 +79,7 @@ pub async fn hold(
             }
             machine.handle_error(problem, now);
         }
-        publish(&machine, &state_tx);
+        state_tx.send_if_changed(machine.state().clone());
         tokio::select! {
             () = stop.cancelled() => break,
             Ok(()) = goal_updates.changed() => {}
@@ -94,10 +94,6 @@ pub async fn hold(
         }
     }
     state_tx.send_replace(LeaseState::default());
-}
-
-fn publish(machine: &LeaseStateMachine, state_tx: &watch::Sender<LeaseState>) {
-    state_tx.send_if_changed(machine.state().clone());
 }
 
 /// API client of the Lease.
@@ -124,7 +120,7 @@ impl LeaseApi {
                 call_within(self.times.call_timeout, attempt, self.send(request)).await?;
             next_request =
                 machine.handle_response(goal, response, (sent_at, BootTime::now()), clock::wall());
-            publish(machine, state_tx);
+            state_tx.send_if_changed(machine.state().clone());
         }
         Ok(())
     }
@@ -147,7 +143,8 @@ impl LeaseApi {
                 match self.create(&lease).await {
                     // A process without the right to create namespaces needs none if the namespace exists.
                     Err(kube::Error::Api(status)) if status.code == 404 => {
-                        ensure_namespace(&self.client, &self.name.namespace).await?;
+                        let namespace = &self.name.namespace;
+                        cluster::ensure_own_namespace(&self.client, namespace).await?;
                         self.create(&lease).await
                     }
                     created => created,
@@ -176,15 +173,5 @@ impl LeaseApi {
     async fn replace(&self, lease: &Lease) -> kube::Result<Lease> {
         let name = &self.name.name;
         self.api.replace(name, &PostParams::default(), lease).await
-    }
-}
-
-async fn ensure_namespace(client: &Client, name: &str) -> kube::Result<()> {
-    let (params, namespace) = (PostParams::default(), cluster::own_namespace(name));
-    let api = Api::all(client.clone());
-    match api.create(&params, &namespace).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        Err(error) => Err(error),
     }
 }
