@@ -2,15 +2,19 @@ use super::*;
 
 const HOLD: LeaseGoal = LeaseGoal::Hold;
 
-fn lease(holder: &str, renewed: i64) -> Lease {
+fn lease_of(spec: LeaseSpec) -> Lease {
     Lease {
-        spec: Some(LeaseSpec {
-            holder_identity: Some(holder.to_owned()),
-            renew_time: Some(MicroTime(wall(renewed))),
-            ..LeaseSpec::default()
-        }),
+        spec: Some(spec),
         ..Lease::default()
     }
+}
+
+fn lease(holder: &str, renewed: i64) -> Lease {
+    lease_of(LeaseSpec {
+        holder_identity: Some(holder.to_owned()),
+        renew_time: Some(MicroTime(wall(renewed))),
+        ..LeaseSpec::default()
+    })
 }
 
 fn read_response(holder: &str, renewed: i64) -> LeaseResponse {
@@ -45,11 +49,7 @@ fn holder_renewed_at(renewed: u64) -> LeaseStateMachine {
     else {
         panic!("it is free");
     };
-    let written = Lease {
-        spec: Some(spec),
-        ..Lease::default()
-    };
-    let written = LeaseResponse::Written(Box::new(written));
+    let written = LeaseResponse::Written(Box::new(lease_of(spec)));
     machine.handle_response(HOLD, written, times, wall(0));
     assert_eq!(machine.state().renewed, Some(at(renewed)));
     machine
@@ -317,14 +317,7 @@ fn transitions_count_changes_of_the_holder_only() {
     let me = LeaseStateMachine::new("me".to_owned(), LeaseTimes::MEMBER);
     let acquired = me.next_spec(&lease("other", 5), "me", wall(9));
     assert_eq!(acquired.lease_transitions, Some(1));
-    let renewed = me.next_spec(
-        &Lease {
-            spec: Some(acquired),
-            ..Lease::default()
-        },
-        "me",
-        wall(9),
-    );
+    let renewed = me.next_spec(&lease_of(acquired), "me", wall(9));
     assert_eq!(renewed.lease_transitions, Some(1));
 }
 
