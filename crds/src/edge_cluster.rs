@@ -432,13 +432,15 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn default_spec_serializes_empty_and_reads_back() {
         let spec = EdgeClusterSpec::default();
-        assert_eq!(serde_json::to_value(&spec).unwrap(), serde_json::json!({}));
-        let read: EdgeClusterSpec = serde_json::from_value(serde_json::json!({})).unwrap();
+        assert_eq!(serde_json::to_value(&spec).unwrap(), json!({}));
+        let read: EdgeClusterSpec = serde_json::from_value(json!({})).unwrap();
         assert_eq!(read, spec);
         assert_eq!(read.deletion_policy, DeletionPolicy::Retain);
     }
@@ -446,10 +448,10 @@ mod tests {
     #[test]
     fn empty_allowed_namespaces_differ_from_unset() {
         let none: EdgeClusterSpec =
-            serde_json::from_value(serde_json::json!({"allowedNamespaces": []})).unwrap();
+            serde_json::from_value(json!({"allowedNamespaces": []})).unwrap();
         assert_eq!(none.allowed_namespaces, Some(Vec::new()));
         assert_ne!(none, EdgeClusterSpec::default());
         let written = serde_json::to_value(&none).unwrap();
-        assert_eq!(written, serde_json::json!({"allowedNamespaces": []}));
+        assert_eq!(written, json!({"allowedNamespaces": []}));
     }
 }

@@ -347,19 +347,20 @@ impl Tenant {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn tenant(spec: serde_json::Value) -> Tenant {
+    fn tenant(spec: Value) -> Tenant {
         Tenant::new("acme", serde_json::from_value(spec).unwrap())
     }
 
     #[test]
     fn cluster_ref_matches_secret_and_optional_namespace() {
-        let named = |value| tenant(serde_json::json!({ "clusterRef": value }));
-        let short = named(serde_json::json!({ "secretName": "edge-1" }));
-        let full =
-            named(serde_json::json!({ "secretName": "edge-1", "secretNamespace": "krypton" }));
-        assert!(tenant(serde_json::json!({})).is_for("edge-1", Some("krypton")));
+        let named = |value| tenant(json!({ "clusterRef": value }));
+        let short = named(json!({ "secretName": "edge-1" }));
+        let full = named(json!({ "secretName": "edge-1", "secretNamespace": "krypton" }));
+        assert!(tenant(json!({})).is_for("edge-1", Some("krypton")));
         assert!(short.is_for("edge-1", Some("krypton")));
         assert!(!short.is_for("edge-2", Some("krypton")));
         assert!(full.is_for("edge-1", Some("krypton")));
@@ -369,36 +370,34 @@ mod tests {
 
     #[test]
     fn workspace_defaults_to_the_name() {
-        assert_eq!(tenant(serde_json::json!({})).workspace(), "acme");
-        assert_eq!(
-            tenant(serde_json::json!({"workspace": ""})).workspace(),
-            "acme"
-        );
-        assert_eq!(
-            tenant(serde_json::json!({"workspace": "acme-ws"})).workspace(),
-            "acme-ws"
-        );
+        for (spec, expected) in [
+            (json!({}), "acme"),
+            (json!({"workspace": ""}), "acme"),
+            (json!({"workspace": "acme-ws"}), "acme-ws"),
+        ] {
+            assert_eq!(tenant(spec).workspace(), expected);
+        }
     }
 
     #[test]
     fn cluster_ref_without_secret_name_names_no_member() {
         for spec in [
-            serde_json::json!({}),
-            serde_json::json!({"clusterRef": {}}),
-            serde_json::json!({"clusterRef": {"secretName": "", "secretNamespace": "krypton"}}),
+            json!({}),
+            json!({"clusterRef": {}}),
+            json!({"clusterRef": {"secretName": "", "secretNamespace": "krypton"}}),
         ] {
             assert_eq!(tenant(spec.clone()).referenced_member(), None, "{spec}");
         }
-        let named = tenant(serde_json::json!({"clusterRef": {"secretName": "edge-1"}}));
+        let named = tenant(json!({"clusterRef": {"secretName": "edge-1"}}));
         assert_eq!(named.referenced_member(), Some("edge-1"));
     }
 
     #[test]
     fn unset_fields_are_not_serialized() {
-        let mut tenant = tenant(serde_json::json!({}));
+        let mut tenant = tenant(json!({}));
         tenant.status = Some(TenantStatus::default());
         let written = serde_json::to_value(&tenant).unwrap();
-        assert_eq!(written["spec"], serde_json::json!({}));
-        assert_eq!(written["status"], serde_json::json!({}));
+        assert_eq!(written["spec"], json!({}));
+        assert_eq!(written["status"], json!({}));
     }
 }
