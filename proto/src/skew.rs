@@ -1,7 +1,6 @@
 //! Checks the compatibility of hub and agent versions. A hub of minor version N serves agents of N-2 to N+1, and both
 //! must share a revision of the protocol. Pure.
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
 use semver::Version;
@@ -19,7 +18,7 @@ const MINOR_VERSIONS_AHEAD: u64 = 1;
 pub enum SkewError {
     #[error(
         "the agent supports protocol {}, but the hub supports {}; install an agent of the hub's version {hub}",
-        RevisionRange(.agent), RevisionRange(&PROTOCOL)
+        revisions(.agent), revisions(&PROTOCOL)
     )]
     Protocol {
         agent: RangeInclusive<u32>,
@@ -37,14 +36,10 @@ pub enum SkewError {
     NotSemVer(String),
 }
 
-struct RevisionRange<'a>(&'a RangeInclusive<u32>);
-
-impl fmt::Display for RevisionRange<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0.start(), self.0.end()) {
-            (first, last) if first == last => write!(f, "{first}"),
-            (first, last) => write!(f, "{first} to {last}"),
-        }
+fn revisions(range: &RangeInclusive<u32>) -> String {
+    match (range.start(), range.end()) {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first} to {last}"),
     }
 }
 
@@ -60,19 +55,15 @@ pub fn negotiate(
     else {
         return Err(SkewError::NotSemVer(truncated()));
     };
-    let (agent_text, hub) = (truncated(), hub_version.to_owned());
-    let too_old = agent_semver.major < hub_semver.major
-        || (agent_semver.major == hub_semver.major
-            && agent_semver.minor + MINOR_VERSIONS_BEHIND < hub_semver.minor);
-    let too_new = agent_semver.major > hub_semver.major
-        || (agent_semver.major == hub_semver.major
-            && agent_semver.minor > hub_semver.minor + MINOR_VERSIONS_AHEAD);
-    if too_old {
-        let agent = agent_text;
+    let hub = hub_version.to_owned();
+    let minor =
+        |version: &Version, later: u64| (version.major, version.minor.saturating_add(later));
+    if minor(&agent_semver, MINOR_VERSIONS_BEHIND) < minor(&hub_semver, 0) {
+        let agent = truncated();
         return Err(SkewError::TooOld { agent, hub });
     }
-    if too_new {
-        let agent = agent_text;
+    if minor(&agent_semver, 0) > minor(&hub_semver, MINOR_VERSIONS_AHEAD) {
+        let agent = truncated();
         return Err(SkewError::TooNew { agent, hub });
     }
     let common = *agent.end().min(PROTOCOL.end());
