@@ -272,10 +272,8 @@ impl Session {
                 return Err(SessionError::NoWelcome { address });
             }
         };
-        let welcome = match first {
-            Some(HubMessage {
-                kind: Some(hub_message::Kind::Welcome(welcome)),
-            }) => welcome,
+        let welcome = match first.map(|message| message.kind) {
+            Some(Some(hub_message::Kind::Welcome(welcome))) => welcome,
             Some(_) => return Err(SessionError::Unexpected(address)),
             None => return Err(SessionError::Ended(address)),
         };
