@@ -107,13 +107,9 @@ pub async fn serve_metrics(
             Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         }
     };
-    serve(
-        METRICS_FLAG,
-        (listener, ConnectionLimits::READERS),
-        Router::new().route("/metrics", get(metrics)),
-        stop,
-    )
-    .await
+    let listener = BoundedListener::new(listener, ConnectionLimits::READERS);
+    let router = Router::new().route("/metrics", get(metrics));
+    serve(METRICS_FLAG, listener, router, stop).await
 }
 
 /// Serves `/healthz` and `/readyz` until `stop`. `/healthz` fails if work hangs so long that a restart helps.
@@ -152,22 +148,17 @@ pub async fn serve_health(
         response.headers_mut().insert(header::CONNECTION, close);
         response
     }));
-    serve(
-        HEALTH_FLAG,
-        (listener, ConnectionLimits::PROBES),
-        router,
-        stop,
-    )
-    .await
+    let listener = BoundedListener::new(listener, ConnectionLimits::PROBES);
+    serve(HEALTH_FLAG, listener, router, stop).await
 }
 
 async fn serve(
     flag: &'static str,
-    (listener, limits): (TcpListener, ConnectionLimits),
+    listener: BoundedListener,
     router: Router,
     stop: CancellationToken,
 ) -> Result<(), AdminError> {
-    axum::serve(BoundedListener::new(listener, limits), router)
+    axum::serve(listener, router)
         .with_graceful_shutdown(stop.cancelled_owned())
         .await
         .map_err(|source| AdminError::Serve { flag, source })

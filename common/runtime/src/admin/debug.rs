@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{AdminError, BindAddress, ConnectionLimits, bind, serve};
+use super::{AdminError, BindAddress, BoundedListener, ConnectionLimits, bind, serve};
 use crate::args::go_values::parse_duration;
 use crate::clock;
 
@@ -74,13 +74,8 @@ pub async fn serve_debug(
         }
     };
     let router = with_host_check(other_routes.route("/debug/log", get(get_filter).put(put_filter)));
-    serve(
-        DEBUG_FLAG,
-        (listener, ConnectionLimits::READERS),
-        router,
-        stop,
-    )
-    .await
+    let listener = BoundedListener::new(listener, ConnectionLimits::READERS);
+    serve(DEBUG_FLAG, listener, router, stop).await
 }
 
 fn with_host_check(router: Router) -> Router {
