@@ -95,16 +95,12 @@ impl Enrolled {
         let time = |time: x509_parser::time::ASN1Time| {
             Timestamp::from_second(time.timestamp()).map_err(|_| CertificateError::Encoding)
         };
-        let (not_before, not_after) = (
-            time(parsed.validity().not_before)?,
-            time(parsed.validity().not_after)?,
-        );
         Ok(Self {
+            not_before: time(parsed.validity().not_before)?,
+            not_after: time(parsed.validity().not_after)?,
             certificates,
             roots,
             membership,
-            not_before,
-            not_after,
         })
     }
 
