@@ -148,6 +148,11 @@ async fn without_a_host_the_loopback_address_answers() {
 /// Timeout for slow machines. It ends a test that hangs.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
+const FOUR_CONNECTIONS: ConnectionLimits = ConnectionLimits {
+    connections: 4,
+    idle: NEVER,
+    lifetime: NEVER,
+};
 
 async fn serve_within(limits: ConnectionLimits) -> (SocketAddr, CancellationToken) {
     let listener = loopback().await;
@@ -203,12 +208,7 @@ async fn connection_that_trickles_is_closed() {
 
 #[tokio::test]
 async fn probes_succeed_despite_held_connections() {
-    let limits = ConnectionLimits {
-        connections: 4,
-        idle: NEVER,
-        lifetime: NEVER,
-    };
-    let (address, _stop) = serve_within(limits).await;
+    let (address, _stop) = serve_within(FOUR_CONNECTIONS).await;
     let mut held = Vec::new();
     for _ in 0..8 {
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -239,12 +239,7 @@ async fn reconnect(address: SocketAddr) {
 
 #[tokio::test]
 async fn probes_succeed_despite_reconnecting_clients() {
-    let limits = ConnectionLimits {
-        connections: 4,
-        idle: NEVER,
-        lifetime: NEVER,
-    };
-    let (address, _stop) = serve_within(limits).await;
+    let (address, _stop) = serve_within(FOUR_CONNECTIONS).await;
     let mut clients = JoinSet::new();
     for _ in 0..32 {
         clients.spawn(reconnect(address));

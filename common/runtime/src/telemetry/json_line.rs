@@ -266,20 +266,14 @@ pub(super) mod tests {
         assert_eq!(text.matches("\"level\":").count(), 1, "{text}");
         assert_eq!(text.matches("\"message\":\"said\"").count(), 1, "{text}");
         let line: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(
-            (
-                &line["member"],
-                &line["level"],
-                &line["level_"],
-                &line["later"]
-            ),
-            (
-                &json!("b"),
-                &json!("INFO"),
-                &json!("of a field"),
-                &json!("now")
-            )
-        );
+        for (key, value) in [
+            ("member", "b"),
+            ("level", "INFO"),
+            ("level_", "of a field"),
+            ("later", "now"),
+        ] {
+            assert_eq!(line[key], value, "{text}");
+        }
     }
 
     #[test]
