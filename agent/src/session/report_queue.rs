@@ -205,24 +205,37 @@ mod tests {
     struct FakeHub {
         reports: BTreeMap<TenantKey, TenantReport>,
         full_report: Option<BTreeMap<TenantKey, TenantReport>>,
+        deployments: ReportDigest<DeploymentKey>,
+        placed: ReportDigest<TenantKey>,
         completed: Vec<u64>,
         messages: usize,
-        heartbeats: usize,
+        /// Number of objects that each heartbeat counts.
+        heartbeats: Vec<u64>,
     }
 
     impl FakeHub {
+        /// Expects a full report.
+        fn new() -> Self {
+            Self {
+                full_report: Some(BTreeMap::new()),
+                ..Self::default()
+            }
+        }
+
         /// Receives messages until the queue is empty.
         fn drain(&mut self, report_queue: &mut ReportQueue, report_store: &ReportStore) {
             while report_queue.has_message() {
                 match report_queue.next_message(report_store) {
                     Some(agent_message::Kind::Report(report)) => self.receive(report),
                     Some(agent_message::Kind::Heartbeat(heartbeat)) => {
-                        let mut digest = ReportDigest::default();
+                        let mut tenants = ReportDigest::default();
                         for (key, report) in &self.reports {
-                            digest.set(key, Some(report));
+                            tenants.set(key, Some(report));
                         }
-                        assert_eq!(heartbeat.digest(), digest.value());
-                        self.heartbeats += 1;
+                        let other_digests = [self.deployments.value(), self.placed.value()];
+                        let digests = [tenants.value(), combine(other_digests)];
+                        assert_eq!(heartbeat.digest(), combine(digests));
+                        self.heartbeats.push(heartbeat.tenants);
                     }
                     _ => {}
                 }
@@ -231,7 +244,16 @@ mod tests {
 
         fn receive(&mut self, message: Report) {
             self.messages += 1;
-            assert!(message.tenants.len() <= REPORTS_PER_MESSAGE);
+            let count = message.tenants.len() + message.deployments.len() + message.placed.len();
+            assert!(count <= REPORTS_PER_MESSAGE);
+            for deployment in message.deployments {
+                let (key, report) = deployment.read().unwrap();
+                self.deployments.set(&key, report.as_ref());
+            }
+            for placed in message.placed {
+                let (key, report) = placed.read().unwrap();
+                self.placed.set(&key, report.as_ref());
+            }
             for tenant in message.tenants {
                 let (key, report) = tenant.read().unwrap();
                 for reports in [Some(&mut self.reports), self.full_report.as_mut()] {
@@ -259,17 +281,11 @@ mod tests {
         let report_store = report_store(450);
         report_store.resend();
         let mut report_queue = ReportQueue::new();
-        let mut hub = FakeHub {
-            full_report: Some(BTreeMap::new()),
-            ..FakeHub::default()
-        };
+        let mut hub = FakeHub::new();
         report_queue.request_heartbeat();
         hub.drain(&mut report_queue, &report_store);
-        assert_eq!(
-            (hub.reports.len(), hub.messages, hub.heartbeats),
-            (450, 3, 1)
-        );
-        assert_eq!(hub.completed, [0]);
+        assert_eq!((hub.reports.len(), hub.messages), (450, 3));
+        assert_eq!((hub.completed, hub.heartbeats), (vec![0], vec![450]));
     }
 
     #[test]
@@ -298,49 +314,16 @@ mod tests {
         report_store.resend();
         let mut report_queue = ReportQueue::new();
         report_queue.request_heartbeat();
-        let mut tenants: ReportDigest = ReportDigest::default();
-        let mut deployments = ReportDigest::default();
-        let mut placed = ReportDigest::default();
-        let mut heartbeats = 0;
-        while report_queue.has_message() {
-            match report_queue.next_message(&report_store) {
-                Some(agent_message::Kind::Report(report)) => {
-                    let count =
-                        report.tenants.len() + report.deployments.len() + report.placed.len();
-                    assert!(count <= REPORTS_PER_MESSAGE);
-                    for tenant in report.tenants {
-                        let (key, report) = tenant.read().unwrap();
-                        tenants.set(&key, report.as_ref());
-                    }
-                    for deployment in report.deployments {
-                        let (key, report) = deployment.read().unwrap();
-                        deployments.set(&key, report.as_ref());
-                    }
-                    for tenant in report.placed {
-                        let (key, report) = tenant.read().unwrap();
-                        placed.set(&key, report.as_ref());
-                    }
-                }
-                Some(agent_message::Kind::Heartbeat(heartbeat)) => {
-                    let digests = [tenants.value(), deployments.value(), placed.value()];
-                    assert_eq!(heartbeat.digest(), combine(digests));
-                    assert_eq!(heartbeat.tenants, 450);
-                    heartbeats += 1;
-                }
-                _ => {}
-            }
-        }
-        assert_eq!(heartbeats, 1);
+        let mut hub = FakeHub::new();
+        hub.drain(&mut report_queue, &report_store);
+        assert_eq!(hub.heartbeats, [450]);
     }
 
     #[test]
     fn empty_full_report_is_complete() {
         let report_store = report_store(0);
         report_store.resend();
-        let mut hub = FakeHub {
-            full_report: Some(BTreeMap::new()),
-            ..FakeHub::default()
-        };
+        let mut hub = FakeHub::new();
         hub.drain(&mut ReportQueue::new(), &report_store);
         assert_eq!((hub.messages, hub.completed), (1, vec![0]));
     }
@@ -392,7 +375,7 @@ mod tests {
             report_store.resend();
             let mut expected: BTreeMap<_, _> = (0..450).map(|name| (key(name), report(1))).collect();
             let mut report_queue = ReportQueue::new();
-            let mut hub = FakeHub { full_report: Some(BTreeMap::new()), ..FakeHub::default() };
+            let mut hub = FakeHub::new();
             for action in actions {
                 match action {
                     TestAction::Tenant(name, generation) => {
