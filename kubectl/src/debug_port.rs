@@ -31,41 +31,6 @@ const MAX_SHOWN_CHARS: usize = 8 << 10;
 /// Environment variable that can replace the flag.
 const ADDRESS_VARIABLE: &str = "KRYPTON_DEBUG_BIND_ADDRESS";
 
-/// A request to the debug port.
-#[derive(Clone, Debug)]
-pub(super) struct DebugRequest {
-    method: Method,
-    path: String,
-    body: String,
-}
-
-impl DebugRequest {
-    pub(super) fn get(path: impl Into<String>) -> Self {
-        Self {
-            method: Method::GET,
-            path: path.into(),
-            body: String::new(),
-        }
-    }
-
-    pub(super) fn put(path: impl Into<String>, body: &str) -> Self {
-        Self {
-            method: Method::PUT,
-            path: path.into(),
-            body: body.to_owned(),
-        }
-    }
-
-    fn to_http(&self) -> Result<Request<Body>, axum::http::Error> {
-        Request::builder()
-            .method(self.method.clone())
-            .uri(self.path.as_str())
-            // The debug port rejects other host names.
-            .header(header::HOST, "localhost")
-            .body(Body::from(self.body.clone()))
-    }
-}
-
 /// Location of the debug port.
 #[derive(Clone, Copy)]
 pub(super) enum DebugPort<'a> {
@@ -81,26 +46,25 @@ pub(super) enum DebugPort<'a> {
 }
 
 impl DebugPort<'_> {
-    /// Sends the request and returns the response body.
+    /// Gets a path, or puts a filter to it. Returns the response body.
     ///
     /// # Errors
     /// Also fails if the program rejects the request, which then has changed nothing.
-    pub(super) async fn send(&self, request: &DebugRequest) -> Result<String, KubectlError> {
-        let exchange = tokio::time::timeout(DEADLINE, self.connect_and_send(request));
+    pub(super) async fn send(
+        &self,
+        path: &str,
+        filter: Option<&str>,
+    ) -> Result<String, KubectlError> {
+        let exchange = tokio::time::timeout(DEADLINE, self.connect_and_send(path, filter));
         let (status, body) = exchange.await.unwrap_or_else(|_| {
             let seconds = DEADLINE.as_secs();
-            Err(self.no_response(&match request.method {
-                Method::GET => format!("no response within {seconds} s"),
-                _ => {
-                    format!("no response within {seconds} s; check whether the filter has changed")
-                }
-            }))
+            let hint = filter.map_or("", |_| "; check whether the filter has changed");
+            Err(self.no_response(&format!("no response within {seconds} s{hint}")))
         })?;
         match status {
             StatusCode::OK => Ok(body),
             StatusCode::NOT_FOUND => Err(self.refused(&format!(
-                "has no {}: its version differs from the version of this program",
-                request.path
+                "has no {path}: its version differs from the version of this program"
             ))),
             StatusCode::BAD_REQUEST => {
                 Err(self.refused(&format!("rejected the request: {}", shortened(&body))))
@@ -111,11 +75,12 @@ impl DebugPort<'_> {
 
     async fn connect_and_send(
         &self,
-        request: &DebugRequest,
+        path: &str,
+        filter: Option<&str>,
     ) -> Result<(StatusCode, String), KubectlError> {
         match self {
             Self::Address(address) => match TcpStream::connect(address).await {
-                Ok(stream) => self.exchange(stream, request).await,
+                Ok(stream) => self.exchange(stream, path, filter).await,
                 Err(error) => Err(self.no_response(&error.to_string())),
             },
             Self::Pod { port: None, .. } => Err(self.refused(&format!(
@@ -150,7 +115,7 @@ impl DebugPort<'_> {
                         )),
                         false => self.no_response(&shortened(&reason)),
                     }),
-                    response = self.exchange(stream, request) => response,
+                    response = self.exchange(stream, path, filter) => response,
                 }
             }
         }
@@ -182,10 +147,17 @@ impl DebugPort<'_> {
     async fn exchange(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        request: &DebugRequest,
+        path: &str,
+        filter: Option<&str>,
     ) -> Result<(StatusCode, String), KubectlError> {
         let failed = |error: &dyn std::error::Error| self.no_response(&one_line(&chain(error)));
-        let request = request.to_http().map_err(|error| failed(&error))?;
+        let request = Request::builder()
+            .method(filter.map_or(Method::GET, |_| Method::PUT))
+            .uri(path)
+            // The debug port rejects other host names.
+            .header(header::HOST, "localhost")
+            .body(Body::from(filter.unwrap_or_default().to_owned()))
+            .map_err(|error| failed(&error))?;
         let connected = http1::handshake(TokioIo::new(stream)).await;
         let (mut sender, connection) = connected.map_err(|error| failed(&error))?;
         let _connection_task = AbortOnDropHandle::new(tokio::spawn(connection));

@@ -6,7 +6,7 @@ use krypton_types::fleet_tenants::{FleetTenant, PATH, Page, Position};
 use krypton_types::tenant::TenantKey;
 use kube::core::Selector;
 
-use crate::debug_port::{DebugPort, DebugRequest};
+use crate::debug_port::DebugPort;
 use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::program::Program;
@@ -108,9 +108,8 @@ async fn read_pages(
     let (mut tenants, mut after) = (Vec::new(), None::<Position>);
     loop {
         let position = after.as_ref().map(ToString::to_string);
-        let body = port
-            .send(&DebugRequest::get(filter.path(position.as_deref())))
-            .await?;
+        let path = filter.path(position.as_deref());
+        let body = port.send(&path, None).await?;
         let page: Page = serde_json::from_str(&body).map_err(|error| {
             KubectlError::Failed(format!("{} sent invalid Tenants: {error}", port.name()))
         })?;

@@ -1,13 +1,12 @@
 //! `kubectl krypton log-level`: shows the log filter of a hub or agent, or changes it temporarily, through the debug port.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use clap::Args;
 use k8s_openapi::api::core::v1::Pod;
 use krypton_runtime::admin::parse_filter_duration;
 
-use crate::debug_port::{DebugPort, DebugRequest, parse_loopback_address, shortened};
+use crate::debug_port::{DebugPort, parse_loopback_address, shortened};
 use crate::error::KubectlError;
 use crate::home::Target;
 use crate::program::Program;
@@ -38,7 +37,7 @@ pub(crate) struct LogLevel {
     filter: Option<String>,
     /// Duration of the change, as 90s, 10m or 2h: by default 15m, at most 24h; 0 lasts until the restart
     #[arg(long = "for", value_name = "DURATION", requires = "filter", value_parser = parse_duration)]
-    lasts: Option<FilterDuration>,
+    lasts: Option<String>,
     /// All pods, not only the leader or the acting agent
     #[arg(long)]
     all: bool,
@@ -50,21 +49,25 @@ pub(crate) struct LogLevel {
     debug_address: Option<SocketAddr>,
 }
 
-/// Duration of a change; `None` lasts until the restart.
-#[derive(Clone, Copy, Debug)]
-struct FilterDuration(Option<Duration>);
-
-fn parse_duration(text: &str) -> Result<FilterDuration, String> {
-    parse_filter_duration(text).map(FilterDuration)
+/// Returns the duration of a change as the debug port accepts it. 0 lasts until the restart.
+fn parse_duration(text: &str) -> Result<String, String> {
+    Ok(match parse_filter_duration(text)? {
+        Some(lasts) => format!("{}ms", lasts.as_millis()),
+        None => "0".to_owned(),
+    })
 }
 
 pub(crate) async fn run(
     args: LogLevel,
     target: &Target<'_>,
 ) -> Result<CommandOutput, KubectlError> {
-    let request = debug_request(args.filter.as_deref(), args.lasts);
+    let path = match &args.lasts {
+        Some(lasts) => format!("/debug/log?for={lasts}"),
+        None => "/debug/log".to_owned(),
+    };
+    let filter = args.filter.as_deref();
     if let Some(address) = args.debug_address {
-        let response = send(&DebugPort::Address(address), &request).await?;
+        let response = send(&DebugPort::Address(address), &path, filter).await?;
         return Ok(CommandOutput::stdout(response));
     }
     let namespace = args.of.named_namespace(&target.args)?;
@@ -83,7 +86,7 @@ pub(crate) async fn run(
     let mut first_error = None;
     for pod in selected {
         let port = pod.debug_port(&cluster, &namespace);
-        match send(&port, &request).await {
+        match send(&port, &path, filter).await {
             Ok(line) => output.stdout += &line,
             Err(error) => {
                 first_error.get_or_insert(error);
@@ -96,20 +99,11 @@ pub(crate) async fn run(
     }
 }
 
-fn debug_request(filter: Option<&str>, lasts: Option<FilterDuration>) -> DebugRequest {
-    let path = "/debug/log";
-    let Some(filter) = filter else {
-        return DebugRequest::get(path);
-    };
-    let path = match lasts {
-        None => path.to_owned(),
-        Some(FilterDuration(None)) => format!("{path}?for=0"),
-        Some(FilterDuration(Some(lasts))) => format!("{path}?for={}ms", lasts.as_millis()),
-    };
-    DebugRequest::put(path, filter)
-}
-
-async fn send(port: &DebugPort<'_>, request: &DebugRequest) -> Result<String, KubectlError> {
-    let response = port.send(request).await?;
+async fn send(
+    port: &DebugPort<'_>,
+    path: &str,
+    filter: Option<&str>,
+) -> Result<String, KubectlError> {
+    let response = port.send(path, filter).await?;
     Ok(format!("{}: {}\n", port.name(), shortened(&response)))
 }

@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 
 use super::contents::BundleContents;
 use super::redaction::redacted;
-use crate::debug_port::{DebugPort, DebugRequest, port_of};
+use crate::debug_port::{DebugPort, port_of};
 use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::kind::Kind;
@@ -256,8 +256,8 @@ impl<'a> BundleReader<'a> {
     /// Reads the state of a process. It contains no secrets, but is redacted too.
     async fn read_dump(&mut self, port: DebugPort<'_>, program: Program, folder: &str) {
         let file = format!("{folder}/{}.{}", port.name(), program.dump_file());
-        let request = DebugRequest::get(format!("/debug/{}", program.dump_file()));
-        let text = match port.send(&request).await {
+        let path = format!("/debug/{}", program.dump_file());
+        let text = match port.send(&path, None).await {
             // Only the response of an address shows which program runs there.
             Err(KubectlError::Refused(_)) if matches!(port, DebugPort::Address(_)) => return,
             Err(error) => Err(error),
