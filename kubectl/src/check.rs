@@ -24,9 +24,7 @@ use crate::error::KubectlError;
 use crate::explain::sources::{Lookup, leader_lease, lookup};
 use crate::home::{Connection, Target, search};
 use crate::join_info;
-use crate::kind::Kind;
 use crate::local_clock::LocalClock;
-use crate::objects::Scope;
 use crate::output::{DocumentFormat, encode};
 use crate::program::{Program, pods_of};
 use crate::render::CommandOutput;
@@ -186,7 +184,7 @@ async fn check_installation(
     let info = search(&namespaces, async |namespace| {
         join_info::read(home, namespace).await
     });
-    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+    let members = home.members();
     check_cluster(home, Some(clock), async {
         let (crds, (lease, searched_namespaces), info, members) = Box::pin(async {
             tokio::join!(

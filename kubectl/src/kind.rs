@@ -8,11 +8,12 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use kube::Resource as _;
+use kube::api::DynamicObject;
 use kube::core::ApiResource;
 
 use crate::error::KubectlError;
 use crate::home::Connection;
-use crate::objects::Scope;
+use crate::objects::{Objects, Scope};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -68,6 +69,13 @@ impl Kind {
             Self::Cluster => Scope::All,
             _ => Scope::Namespace(home.objects_namespace(namespace)),
         }
+    }
+}
+
+impl Connection {
+    /// The EdgeClusters as JSON.
+    pub(crate) fn members(&self) -> Objects<DynamicObject> {
+        self.untyped(Kind::Cluster.resource(), &Scope::All)
     }
 }
 

@@ -182,10 +182,7 @@ pub(crate) async fn run(
                 return list_output(&get, &objects, vec![object], now);
             }
             let members = match tenants::is_summary(&object) {
-                true => {
-                    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-                    members.list_values().await?
-                }
+                true => home.members().list_values().await?,
                 false => Vec::new(),
             };
             Ok(tenants::single_tenant(
@@ -266,8 +263,7 @@ async fn fleet_output(
     let reading = fleet_tenants::read(home, hub_namespace, get.debug_address, &filter);
     let read = Box::pin(reading).await?;
     if let (Some(member), []) = (&get.on, read.tenants.as_slice()) {
-        let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-        members.get(member).await?;
+        home.members().get(member).await?;
     }
     // A Tenant that exists may be Ready, or have other labels.
     if let (Some(name), []) = (name, read.tenants.as_slice())

@@ -12,8 +12,7 @@ use serde_json::{Value, json};
 
 use crate::error::KubectlError;
 use crate::home::Target;
-use crate::kind::Kind;
-use crate::objects::{Objects, Scope, condition};
+use crate::objects::{Objects, condition};
 use crate::render::{CommandOutput, one_line};
 
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -54,7 +53,7 @@ pub(crate) async fn run(leave: Leave, target: &Target<'_>) -> Result<CommandOutp
         let reason = "the home cluster cannot leave; start the hub with --self-cluster=false to ignore its Tenants";
         return Err(KubectlError::Refused(reason.to_owned()));
     }
-    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+    let members = home.members();
     let changing = members.change(name, |member| (patch(member, leave.orphan), ()));
     let (member, ()) = changing.await?;
     if leave.uninstall {

@@ -297,7 +297,7 @@ async fn set_up(
     let times = (INTERVAL, args.helm.timeout);
     let context = &home.context;
     progress.begin(format!("waiting for the member {SELF_CLUSTER}"))?;
-    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+    let members = home.members();
     let explain = format!("explain cluster {SELF_CLUSTER} --context {context}");
     wait_until_ready(&members, SELF_CLUSTER, times, &explain).await?;
 

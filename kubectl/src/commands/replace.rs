@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::kind::Kind;
-use crate::objects::{Objects, Scope};
+use crate::objects::Objects;
 use crate::render::decode;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -32,7 +32,7 @@ pub(crate) struct ReplacedMember {
 
 impl ReplacedMember {
     pub(crate) async fn read(home: &Connection, name: &str) -> Result<Self, KubectlError> {
-        match members(home).find(name).await? {
+        match home.members().find(name).await? {
             Some(object) => Ok(Self::new(name, object)),
             None => Err(KubectlError::NotFound(format!(
                 "EdgeCluster {name} does not exist; omit --replace to let a new cluster join under that name"
@@ -69,7 +69,7 @@ impl ReplacedMember {
 
     /// Deletes the EdgeCluster and creates it again.
     pub(crate) async fn replace(&self, home: &Connection) -> Result<(), KubectlError> {
-        let (members, name) = (members(home), &self.name);
+        let (members, name) = (home.members(), &self.name);
         let explain_conflict = |error: KubectlError| match error.code() {
             Some(404 | 409) => KubectlError::Refused(format!(
                 "EdgeCluster {name} has changed since this command read it; check it and retry"
@@ -217,10 +217,6 @@ impl ReplacedMember {
 
 fn is_hub_finalizer(finalizer: &String) -> bool {
     finalizer == UNINSTALL_FINALIZER
-}
-
-fn members(home: &Connection) -> Objects<DynamicObject> {
-    home.untyped(Kind::Cluster.resource(), &Scope::All)
 }
 
 #[cfg(test)]

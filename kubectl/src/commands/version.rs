@@ -9,8 +9,6 @@ use serde_json::{Value, json};
 use crate::error::KubectlError;
 use crate::home::{Connection, Target};
 use crate::join_info;
-use crate::kind::Kind;
-use crate::objects::Scope;
 use crate::output::{DocumentFormat, encode, print_now};
 use crate::render::{CommandOutput, text_at};
 
@@ -68,8 +66,7 @@ struct FleetVersions {
 impl FleetVersions {
     async fn read(target: &Target<'_>) -> Result<Self, KubectlError> {
         let home = target.connect().await?;
-        let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
-        let members = members.list_values().await?;
+        let members = home.members().list_values().await?;
         let hub_namespace = target.args.hub_namespace.as_deref();
         Ok(Self {
             hub: hub_version(hub_namespace, &home).await,

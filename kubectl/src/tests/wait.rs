@@ -6,8 +6,6 @@ use kube::api::DynamicObject;
 
 use super::*;
 use crate::home::{Target, TargetArgs};
-use crate::kind::Kind;
-use crate::objects::Scope;
 
 /// Waits until the member exists.
 async fn wait_for_member(
@@ -23,7 +21,7 @@ async fn wait_for_member(
         env: &env,
     };
     let home = target.connect().await?;
-    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+    let members = home.members();
     let times = (Duration::from_millis(1), deadline);
     members.wait_for("edge-1", times, Ok).await
 }

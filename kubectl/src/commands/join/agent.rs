@@ -9,8 +9,7 @@ use crate::commands::install::bundle_flag;
 use crate::error::KubectlError;
 use crate::helm::ChartRelease;
 use crate::home::Connection;
-use crate::kind::Kind;
-use crate::objects::{Scope, condition};
+use crate::objects::condition;
 use crate::program::Program;
 use crate::tool::temporary_file;
 
@@ -35,7 +34,7 @@ pub(super) async fn wait_until_connected(
     name: &str,
     deadline: Duration,
 ) -> Result<(), KubectlError> {
-    let members = home.untyped(Kind::Cluster.resource(), &Scope::All);
+    let members = home.members();
     let check = |member: Option<DynamicObject>| Ok(member.filter(is_connected).map(drop));
     let connected = members.wait_for(name, (INTERVAL, deadline), check).await?;
     connected.ok_or_else(|| {
