@@ -112,10 +112,7 @@ pub(super) async fn run(
         }
         None if manifest.is_some() => check_cluster(&cluster, Some(clock), helm_rights).await,
         None if args.pre => check_before_installation(&cluster, Program::Hub, Some(clock)).await,
-        None => {
-            let hub_namespace = target.args.hub_namespace.as_deref();
-            check_installation(&cluster, hub_namespace, args.hub_only, clock, now).await
-        }
+        None => check_installation(&cluster, args.hub_only, clock, now).await,
     };
     let has_failed = has_failed(&lines);
     let output = CommandOutput::stdout(match args.output {
@@ -175,12 +172,11 @@ async fn check_before_installation(
 
 async fn check_installation(
     home: &Connection,
-    hub_namespace: Option<&str>,
     hub_only: bool,
     clock: LocalClock,
     now: Timestamp,
 ) -> Vec<Line> {
-    let namespaces = home.hub_namespaces(hub_namespace);
+    let namespaces = home.hub_namespaces();
     let info = search(&namespaces, async |namespace| {
         join_info::read(home, namespace).await
     });
@@ -189,7 +185,7 @@ async fn check_installation(
         let (crds, (lease, searched_namespaces), info, members) = Box::pin(async {
             tokio::join!(
                 read_crds(home),
-                leader_lease(hub_namespace, home),
+                leader_lease(home),
                 info,
                 members.list_values()
             )

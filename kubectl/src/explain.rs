@@ -71,7 +71,6 @@ pub(super) async fn run(
     let clock = LocalClock::start(now);
     let home = target.connect().await?;
     let now = clock.now();
-    let hub_namespace = target.args.hub_namespace.as_deref();
     let key = TenantKey {
         namespace: home.objects_namespace(target.args.namespace.as_deref()),
         name,
@@ -79,17 +78,17 @@ pub(super) async fn run(
     let explanation = match kind {
         Kind::Tenant => {
             let member = args.on.as_deref();
-            let hub = (hub_namespace, args.debug_address);
-            let sources = Box::pin(sources::collect(&key, member, hub, &home)).await?;
+            let collecting = sources::collect(&key, member, args.debug_address, &home);
+            let sources = Box::pin(collecting).await?;
             explanation::explain(&key, member, &sources, now)
         }
         Kind::Deployment => {
             let (namespace, name) = (&key.namespace, &key.name);
-            let collecting = sources::collect_deployment(namespace, name, hub_namespace, &home);
+            let collecting = sources::collect_deployment(namespace, name, &home);
             explanation::explain_deployment(&Box::pin(collecting).await?, now)
         }
         Kind::Cluster => {
-            let collecting = sources::collect_cluster(&key.name, hub_namespace, &home);
+            let collecting = sources::collect_cluster(&key.name, &home);
             explanation::explain_cluster(&Box::pin(collecting).await?, now)
         }
     };

@@ -86,7 +86,6 @@ impl<'a> TenantFilter<'a> {
 /// Reads from the leader's pod, or from `address` if given.
 pub(crate) async fn read(
     home: &Connection,
-    hub_namespace: Option<&str>,
     address: Option<SocketAddr>,
     filter: &TenantFilter<'_>,
 ) -> Result<FleetTenants, KubectlError> {
@@ -94,7 +93,7 @@ pub(crate) async fn read(
     if let Some(address) = address {
         return read_pages(&DebugPort::Address(address), filter, MAX_TENANTS).await;
     }
-    let (namespace, pods) = find(Program::Hub, home, hub_namespace).await?;
+    let (namespace, pods) = find(Program::Hub, home, home.hub_namespace.as_deref()).await?;
     let leader = active(Program::Hub, pods, home, &namespace).await?;
     let port = leader.debug_port(home, &namespace);
     read_pages(&port, filter, MAX_TENANTS).await

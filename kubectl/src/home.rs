@@ -104,6 +104,8 @@ pub struct Connection {
     pub(crate) context: String,
     /// Namespace of the context.
     pub(crate) namespace: String,
+    /// Namespace of the hub, if the user named one.
+    pub(crate) hub_namespace: Option<String>,
     /// Deadline of each request, if the user named one.
     pub(crate) request_timeout: Option<Duration>,
 }
@@ -123,6 +125,7 @@ impl Connection {
             client,
             context,
             namespace,
+            hub_namespace: None,
             request_timeout: None,
         }
     }
@@ -133,9 +136,14 @@ impl Connection {
     }
 
     /// Namespaces that may contain the hub: the one that the user named, or the usual ones.
-    pub(crate) fn hub_namespaces(&self, hub_namespace: Option<&str>) -> Vec<String> {
-        if let Some(hub_namespace) = hub_namespace {
-            return vec![hub_namespace.to_owned()];
+    pub(crate) fn hub_namespaces(&self) -> Vec<String> {
+        self.program_namespaces(self.hub_namespace.as_deref())
+    }
+
+    /// Namespaces that may contain a hub or agent: the named one, or the usual ones.
+    pub(crate) fn program_namespaces(&self, named: Option<&str>) -> Vec<String> {
+        if let Some(named) = named {
+            return vec![named.to_owned()];
         }
         let mut namespaces = vec![
             SYSTEM_NAMESPACE.to_owned(),
@@ -195,6 +203,7 @@ impl Target<'_> {
             context,
             as_user,
             as_groups,
+            hub_namespace,
             request_timeout,
             ..
         } = &self.args;
@@ -226,6 +235,7 @@ impl Target<'_> {
         }
         let client = new_client(located.config, USER_AGENT).map_err(KubectlError::Client)?;
         Ok(Connection {
+            hub_namespace: hub_namespace.clone(),
             request_timeout: *request_timeout,
             ..Connection::new(client, located.context_name)
         })

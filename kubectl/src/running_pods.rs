@@ -41,7 +41,7 @@ pub(crate) async fn find(
     cluster: &Connection,
     namespace: Option<&str>,
 ) -> Result<(String, Vec<RunningPod>), KubectlError> {
-    let namespaces = cluster.hub_namespaces(namespace);
+    let namespaces = cluster.program_namespaces(namespace);
     let read = async |namespace: &str| {
         let pods = pods_of(cluster, namespace, program).await?;
         let running: Vec<_> = pods

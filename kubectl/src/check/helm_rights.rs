@@ -87,7 +87,7 @@ pub(super) async fn check(
 
 /// Returns the account that the agent or hub has for Helm, or a line with the reason why it is not known.
 async fn account_on(cluster: &Connection) -> Result<ServiceAccount, Line> {
-    let namespaces = cluster.hub_namespaces(None);
+    let namespaces = cluster.program_namespaces(None);
     let account = search(&namespaces, async |namespace| {
         for program in [Program::Agent, Program::Hub] {
             let pods = pods_of(cluster, namespace, program).await?;

@@ -259,8 +259,7 @@ async fn fleet_output(
         not_ready: get.not_ready,
         selector: get.fleet_selector()?,
     };
-    let hub_namespace = target.args.hub_namespace.as_deref();
-    let reading = fleet_tenants::read(home, hub_namespace, get.debug_address, &filter);
+    let reading = fleet_tenants::read(home, get.debug_address, &filter);
     let read = Box::pin(reading).await?;
     if let (Some(member), []) = (&get.on, read.tenants.as_slice()) {
         home.members().get(member).await?;

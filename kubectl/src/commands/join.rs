@@ -121,9 +121,7 @@ pub(crate) async fn run(
             stderr: replaced.effects(now),
         });
     }
-    let hub_namespace = target.args.hub_namespace.as_deref();
-    let (bundle, image) =
-        create_bundle(&join, &home, hub_namespace, replaced.as_ref(), now).await?;
+    let (bundle, image) = create_bundle(&join, &home, replaced.as_ref(), now).await?;
     let yaml = bundle.to_yaml().map_err(|error| {
         KubectlError::Failed(format!("writing the bundle failed: {}", chain(&error)))
     })?;
@@ -175,12 +173,11 @@ pub(crate) async fn run(
 async fn create_bundle(
     join: &Join,
     home: &Connection,
-    hub_namespace: Option<&str>,
     replaced: Option<&ReplacedMember>,
     now: Timestamp,
 ) -> Result<(JoinBundle, Option<String>), KubectlError> {
     let object = format!("ConfigMap {NAME}");
-    let (namespace, info) = find_join_info(home, &object, hub_namespace).await?;
+    let (namespace, info) = find_join_info(home, &object).await?;
     let addresses = match join.addresses.is_empty() {
         true => info.addresses,
         false => join.addresses.clone(),
@@ -219,9 +216,8 @@ async fn create_bundle(
 async fn find_join_info(
     home: &Connection,
     object: &str,
-    hub_namespace: Option<&str>,
 ) -> Result<(String, JoinInfo), KubectlError> {
-    let namespaces = home.hub_namespaces(hub_namespace);
+    let namespaces = home.hub_namespaces();
     let read = async |namespace: &str| join_info::read(home, namespace).await;
     let check = async || match home.search_hub(object, &namespaces, &read).await {
         Err(error @ KubectlError::NotFound(_)) => {

@@ -58,7 +58,7 @@ pub(crate) async fn run(
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
-    let namespaces = home.hub_namespaces(target.args.hub_namespace.as_deref());
+    let namespaces = home.hub_namespaces();
     let read = async |namespace: &str| {
         let secrets = home.namespaced::<Secret>(namespace);
         let reading = secrets.api.get_metadata_opt(CA_SECRET);

@@ -55,7 +55,7 @@ pub(crate) async fn run(
     let named = [&target.args.hub_namespace, &target.args.namespace];
     let named: BTreeSet<String> = named.into_iter().flatten().cloned().collect();
     let namespaces = match named.is_empty() {
-        true => cluster.hub_namespaces(None),
+        true => cluster.program_namespaces(None),
         false => named.into_iter().collect(),
     };
     let reader = BundleReader::new(&cluster, now);

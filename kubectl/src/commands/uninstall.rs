@@ -85,7 +85,7 @@ async fn find_release(
     cluster: &Connection,
 ) -> Result<String, KubectlError> {
     let program = args.program;
-    let mut namespaces = cluster.hub_namespaces(named);
+    let mut namespaces = cluster.program_namespaces(named);
     // The default one comes first, because the user may have no rights in the others.
     namespaces.sort_by_key(|namespace| namespace.as_str() != program.default_namespace());
     for namespace in &namespaces {

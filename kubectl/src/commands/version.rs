@@ -67,9 +67,8 @@ impl FleetVersions {
     async fn read(target: &Target<'_>) -> Result<Self, KubectlError> {
         let home = target.connect().await?;
         let members = home.members().list_values().await?;
-        let hub_namespace = target.args.hub_namespace.as_deref();
         Ok(Self {
-            hub: hub_version(hub_namespace, &home).await,
+            hub: hub_version(&home).await,
             agents: Some(count_agents(&members)),
         })
     }
@@ -102,8 +101,8 @@ const UNKNOWN_HUB: &str =
     "hub: unknown; name with --hub-namespace a namespace in which you may read its ConfigMap\n";
 
 /// Returns version and namespace of the hub.
-async fn hub_version(hub_namespace: Option<&str>, home: &Connection) -> Option<(String, String)> {
-    for namespace in home.hub_namespaces(hub_namespace) {
+async fn hub_version(home: &Connection) -> Option<(String, String)> {
+    for namespace in home.hub_namespaces() {
         if let Ok(Some(info)) = join_info::read(home, &namespace).await
             && !info.version.is_empty()
         {

@@ -101,13 +101,13 @@ pub(super) struct PastEvent {
 pub(super) async fn collect(
     key: &TenantKey,
     member: Option<&str>,
-    (hub_namespace, debug_address): (Option<&str>, Option<SocketAddr>),
+    debug_address: Option<SocketAddr>,
     home: &Connection,
 ) -> Result<ExplanationSources, KubectlError> {
     let (tenant, edge_lease, (leader_lease, hub_namespaces), events) = tokio::join!(
         Box::pin(find_tenant(key, home)),
         edge_lease(home),
-        leader_lease(hub_namespace, home),
+        leader_lease(home),
         events_of("Tenant", &key.namespace, &key.name, home),
     );
     let tenant = tenant?;
@@ -120,7 +120,7 @@ pub(super) async fn collect(
     let member_report = match (&tenant, member) {
         (Lookup::NotFound, Some(member)) => {
             let filter = TenantFilter::single(member, key);
-            let reading = fleet_tenants::read(home, hub_namespace, debug_address, &filter);
+            let reading = fleet_tenants::read(home, debug_address, &filter);
             report_of_first(Box::pin(reading).await.map(|read| read.tenants))
         }
         _ => Lookup::NotFound,
@@ -141,7 +141,6 @@ pub(super) async fn collect(
 pub(super) async fn collect_deployment(
     namespace: &str,
     name: &str,
-    hub_namespace: Option<&str>,
     home: &Connection,
 ) -> Result<ObjectSources<KryptonDeployment>, KubectlError> {
     let objects = home.namespaced::<KryptonDeployment>(namespace);
@@ -150,7 +149,7 @@ pub(super) async fn collect_deployment(
     let placements = status.flat_map(|status| status.placements.iter().flatten());
     let names = placements.map(|placement| placement.cluster.clone());
     let ((leader_lease, hub_namespaces), members, events) = tokio::join!(
-        leader_lease(hub_namespace, home),
+        leader_lease(home),
         find_members(names.collect(), home),
         events_of("KryptonDeployment", namespace, name, home),
     );
@@ -166,13 +165,12 @@ pub(super) async fn collect_deployment(
 /// Collects the sources for an EdgeCluster. Fails if it cannot be read.
 pub(super) async fn collect_cluster(
     name: &str,
-    hub_namespace: Option<&str>,
     home: &Connection,
 ) -> Result<ObjectSources<EdgeCluster>, KubectlError> {
     let objects = home.all::<EdgeCluster>();
     let object = Box::pin(objects.get(name)).await?;
     let ((leader_lease, hub_namespaces), events) = tokio::join!(
-        leader_lease(hub_namespace, home),
+        leader_lease(home),
         events_of("EdgeCluster", CLUSTER_EVENTS, name, home),
     );
     Ok(ObjectSources {
@@ -243,11 +241,8 @@ async fn find_tenant(key: &TenantKey, home: &Connection) -> Result<Lookup<Tenant
 }
 
 /// Returns the first Lease found, otherwise the most relevant failure.
-pub(crate) async fn leader_lease(
-    hub_namespace: Option<&str>,
-    home: &Connection,
-) -> (Lookup<Lease>, Vec<String>) {
-    let namespaces = home.hub_namespaces(hub_namespace);
+pub(crate) async fn leader_lease(home: &Connection) -> (Lookup<Lease>, Vec<String>) {
+    let namespaces = home.hub_namespaces();
     let mut last_failure = Lookup::NotFound;
     for namespace in &namespaces {
         match find_lease(home, namespace, HUB_LEASE).await {
