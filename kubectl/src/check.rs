@@ -123,7 +123,7 @@ pub(super) async fn run(
         None => statement::to_text(&lines),
     });
     match has_failed {
-        true => Err(KubectlError::ChecksFailed { output }),
+        true => Err(KubectlError::NotReady { output }),
         false => Ok(output),
     }
 }
@@ -141,7 +141,7 @@ pub(crate) async fn ensure_installable(
 ) -> Result<(), KubectlError> {
     let lines = check_before_installation(cluster, program, None).await;
     match has_failed(&lines) {
-        true => Err(KubectlError::ChecksFailed {
+        true => Err(KubectlError::NotReady {
             output: CommandOutput {
                 stdout: statement::to_text(&lines),
                 stderr: format!(

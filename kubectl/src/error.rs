@@ -35,12 +35,9 @@ pub enum KubectlError {
     Refused(String),
     #[error("{0}")]
     Failed(String),
-    /// The explanation of an object that is not Ready.
-    #[error("the object is not Ready, or its readiness is unknown")]
+    /// The explanation of an object that is not Ready, or the result of checks that found a defect.
+    #[error("the object is not Ready, or a check failed")]
     NotReady { output: CommandOutput },
-    /// The result of checks that found a defect.
-    #[error("at least one check failed")]
-    ChecksFailed { output: CommandOutput },
     /// The operation was partly done; `output` lists that part.
     #[error("{error}")]
     Partial {

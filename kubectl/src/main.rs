@@ -17,9 +17,7 @@ async fn main() -> ExitCode {
         Err(error) => {
             let code = ExitCode::from(error.exit_code() as u8);
             match &error {
-                KubectlError::NotReady { output } | KubectlError::ChecksFailed { output } => {
-                    return print(output, code);
-                }
+                KubectlError::NotReady { output } => return print(output, code),
                 KubectlError::Partial { output, .. } => {
                     print(output, code);
                 }

@@ -257,7 +257,7 @@ pub(crate) async fn run(
     match result {
         Ok(()) => Ok(CommandOutput::stdout(next_steps(&args, &cluster))),
         // The lines of the checks contain the cause and the fix.
-        Err(error @ KubectlError::ChecksFailed { .. }) => Err(error),
+        Err(error @ KubectlError::NotReady { .. }) => Err(error),
         Err(error) => Err(KubectlError::Interrupted {
             consequence: format!(
                 "{} failed, and nothing was deleted; remove the cause and run the command again, or delete the cluster with '{}'",

@@ -59,7 +59,7 @@ impl KubectlError {
             Self::Call(error) => error.exit_code(),
             Self::NotFound(_) => ExitCode::NotFound,
             Self::NoResponse(_) => ExitCode::NoResponse,
-            Self::NotReady { .. } | Self::ChecksFailed { .. } => ExitCode::NotReady,
+            Self::NotReady { .. } => ExitCode::NotReady,
             Self::Refused(_) => ExitCode::Refused,
             Self::Interrupted { source, .. } => source.exit_code(),
             // Part of the work may be done, so a specific code such as `NotPermitted` would be misleading.

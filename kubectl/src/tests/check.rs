@@ -24,7 +24,7 @@ async fn run_check(server: &FakeApiServer, args: &[&str]) -> (bool, Vec<Value>) 
     let args = [&["check", "-o", "json"][..], args].concat();
     let output = match server.run(&args).await {
         Ok(output) => output,
-        Err(KubectlError::ChecksFailed { output }) => output,
+        Err(KubectlError::NotReady { output }) => output,
         Err(error) => panic!("{error}"),
     };
     let json: Value = serde_json::from_str(&output.stdout).unwrap();
@@ -59,7 +59,7 @@ async fn check_of_hub_only_omits_members() {
     };
     let server = FakeApiServer::with_handler(respond).await;
     let lines = async |args: &[&str]| match server.run(args).await {
-        Err(KubectlError::ChecksFailed { output }) => output.stdout,
+        Err(KubectlError::NotReady { output }) => output.stdout,
         other => panic!("{other:?}"),
     };
     let all = lines(&["check"]).await;
