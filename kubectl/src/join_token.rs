@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::chance;
 use krypton_types::join_token::{self, NewToken};
-use kube::api::PostParams;
 
 use crate::error::KubectlError;
 use crate::home::Connection;
@@ -33,8 +32,6 @@ pub async fn create(
         (&random_bytes.0, &random_bytes.1),
     );
     let secrets = home.namespaced::<Secret>(namespace);
-    let params = PostParams::default();
-    let creating = secrets.api.create(&params, &secret);
-    secrets.call("create", "", creating).await?;
+    secrets.create("", &secret).await?;
     Ok(token)
 }

@@ -4,9 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use krypton_runtime::call::{ApiError, call_within, if_uid};
-use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, NamespaceResourceScope, TypeMeta};
 use kube::{Api, Resource};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -195,6 +196,16 @@ impl<K: Clone + fmt::Debug + DeserializeOwned> Objects<K> {
         mut check: impl FnMut(Option<K>) -> Result<Option<T>, KubectlError>,
     ) -> Result<Option<T>, KubectlError> {
         poll_patiently(times, async || check(self.find(name).await?)).await
+    }
+
+    /// Creates the object. `name` is empty if the API server generates it.
+    pub(crate) async fn create(&self, name: &str, object: &K) -> Result<(), KubectlError>
+    where
+        K: Serialize,
+    {
+        let params = PostParams::default();
+        let creating = self.api.create(&params, object);
+        self.call("create", name, creating).await.map(drop)
     }
 
     /// Deletes the object if it still has this UID.

@@ -56,14 +56,13 @@ pub(crate) async fn run(
     let mut record = ReleaseRecord::from_secret(records.find(&record_name).await?, &key);
     record.digests.insert(revision.revision, digest);
     let secret = record.to_secret(&key).map_err(|error| failed(&error))?;
-    let (api, params) = (&records.api, PostParams::default());
     // An existing record carries the resourceVersion that was read.
     if record.exists() {
-        let replacing = api.replace(&record_name, &params, &secret);
+        let params = PostParams::default();
+        let replacing = records.api.replace(&record_name, &params, &secret);
         records.call("update", &record_name, replacing).await?;
     } else {
-        let creating = api.create(&params, &secret);
-        records.call("create", &record_name, creating).await?;
+        records.create(&record_name, &secret).await?;
     }
     Ok(CommandOutput {
         stdout: format!(

@@ -5,7 +5,7 @@ mod translation;
 
 use clap::Args;
 use krypton_types::names::{self, namespace_name};
-use kube::api::{DynamicObject, PostParams};
+use kube::api::DynamicObject;
 use kube::core::{ApiResource, GroupVersionKind};
 use serde::Deserialize;
 use serde_json::Value;
@@ -173,10 +173,8 @@ async fn create(home: &Connection, row: &mut TranslatedDeployment) {
         Ok(object) => {
             let scope = Scope::Namespace(row.namespace.clone());
             let objects = home.untyped(Kind::Deployment.resource(), &scope);
-            let params = PostParams::default();
-            let creating = objects.api.create(&params, &object);
-            match objects.call("create", &row.name, creating).await {
-                Ok(_) => MigrationResult::Created,
+            match objects.create(&row.name, &object).await {
+                Ok(()) => MigrationResult::Created,
                 Err(error) if error.code() == Some(409) => MigrationResult::Exists,
                 Err(KubectlError::Call(call)) => MigrationResult::Failed(call.reason()),
                 Err(error) => MigrationResult::Failed(error.to_string()),

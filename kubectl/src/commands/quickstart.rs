@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use krypton_types::conditions::READY;
 use krypton_types::names::{SELF_CLUSTER, namespace_name};
-use kube::api::{DynamicObject, PostParams};
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
@@ -330,11 +330,9 @@ async fn install_hub(
 /// Creates the Tenant if it does not exist.
 async fn create_tenant(tenants: &Objects<DynamicObject>, name: &str) -> Result<(), KubectlError> {
     let tenant = DynamicObject::new(name, &tenants.kind).data(json!({"spec": {}}));
-    let params = PostParams::default();
-    let creating = tenants.api.create(&params, &tenant);
-    match tenants.call("create", name, creating).await {
-        Err(error) if error.code() != Some(409) => Err(error),
-        _ => Ok(()),
+    match tenants.create(name, &tenant).await {
+        Err(error) if error.code() == Some(409) => Ok(()),
+        result => result,
     }
 }
 

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use krypton_crds::edge_cluster::{DeletionPolicy, EdgeCluster, EdgeClusterStatus};
 use krypton_types::names::{ORPHAN_ANNOTATION, UNINSTALL_FINALIZER};
 use kube::ResourceExt as _;
-use kube::api::{DynamicObject, ObjectMeta, Patch, PostParams};
+use kube::api::{DynamicObject, ObjectMeta, Patch};
 use serde_json::json;
 
 use crate::error::KubectlError;
@@ -141,12 +141,10 @@ impl ReplacedMember {
         }));
         let mut attempt = 1;
         loop {
-            let params = PostParams::default();
-            let creating = members.api.create(&params, &new);
-            match members.call("create", &self.name, creating).await {
+            match members.create(&self.name, &new).await {
                 // An enrolling agent, or a hub that has not seen the deletion, created it with another spec.
                 Err(error) if error.code() == Some(409) => {}
-                created => return created.map(drop),
+                created => return created,
             }
             match members.patch(&self.name, &patch).await {
                 Err(error) if error.code().is_some() && attempt < MAX_ATTEMPTS => attempt += 1,
