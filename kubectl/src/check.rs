@@ -101,7 +101,8 @@ pub(super) async fn run(
         };
         let namespace = target.args.namespace.as_deref();
         let account = args.account.as_ref();
-        Box::pin(helm_rights::check(manifest, account, namespace, &cluster)).await
+        let checking = helm_rights::check(manifest, account, namespace, &cluster);
+        Box::pin(checking).await.unwrap_or_else(|line| vec![line])
     };
     let lines = match &bundle {
         Some(bundle) => {

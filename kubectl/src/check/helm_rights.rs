@@ -46,24 +46,18 @@ const HELM_RIGHTS_DOCS: &str = "how-to/restrict-helm.md#check-the-rights";
 const LIMITS_DOCS: &str = "reference/kubectl/check.md#rights-for-a-rendered-chart";
 
 /// Checks the rights of `account`, by default of the account that the agent or hub on this cluster has for Helm.
+/// Returns a line as error if the rights are not known.
 pub(super) async fn check(
     manifest: &Manifest,
     account: Option<&ServiceAccount>,
     release_namespace: Option<&str>,
     cluster: &Connection,
-) -> Vec<Line> {
+) -> Result<Vec<Line>, Line> {
     let account = match account {
-        Some(account) => Ok(account.clone()),
-        None => Box::pin(account_on(cluster)).await,
+        Some(account) => account.clone(),
+        None => Box::pin(account_on(cluster)).await?,
     };
-    let account = match account {
-        Ok(account) => account,
-        Err(line) => return vec![line],
-    };
-    let served = match served_kinds(manifest, cluster).await {
-        Ok(served) => served,
-        Err(line) => return vec![line],
-    };
+    let served = served_kinds(manifest, cluster).await?;
     let Requirements {
         rights,
         kinds,
@@ -76,13 +70,13 @@ pub(super) async fn check(
             rights.len()
         );
         lines.push(Line::defect(Mark::Unknown, text, LARGE_MANIFEST));
-        return lines;
+        return Ok(lines);
     }
     let rights = review(rights, &account, cluster).await;
     if !kinds.is_empty() {
         lines.push(judge(&account, kinds.len(), &rights));
     }
-    lines
+    Ok(lines)
 }
 
 /// Returns the account that the agent or hub has for Helm, or a line with the reason why it is not known.
@@ -130,18 +124,18 @@ async fn served_kinds(manifest: &Manifest, cluster: &Connection) -> Result<Serve
     let mut served = ServedKinds::new();
     for (version, list) in lists.collect::<Vec<_>>().await {
         match list {
-            Lookup::Found(list) => served.extend(list.resources.into_iter().filter_map(|kind| {
-                let is_subresource = kind.name.contains('/');
-                let name = KindName {
-                    api_version: version.to_owned(),
-                    kind: kind.kind,
-                };
-                let served = ServedKind {
-                    plural: kind.name,
-                    namespaced: kind.namespaced,
-                };
-                (!is_subresource).then_some((name, served))
-            })),
+            Lookup::Found(list) => {
+                let kinds = list.resources.into_iter();
+                // Without subresources.
+                let kinds = kinds.filter(|kind| !kind.name.contains('/'));
+                served.extend(kinds.map(|kind| {
+                    let served = ServedKind {
+                        plural: kind.name,
+                        namespaced: kind.namespaced,
+                    };
+                    (KindName::new(version, kind.kind), served)
+                }));
+            }
             Lookup::NotFound => {}
             failure => {
                 let subject = format!("the kinds of {version} on the cluster");
@@ -160,12 +154,8 @@ async fn read_kinds(version: &str, cluster: &Connection) -> Lookup<APIResourceLi
         return lookup(cluster, &permission, request).await;
     }
     let permission = format!("get /api/{version}");
-    lookup(
-        cluster,
-        &permission,
-        client.list_core_api_resources(version),
-    )
-    .await
+    let request = client.list_core_api_resources(version);
+    lookup(cluster, &permission, request).await
 }
 
 async fn review(
@@ -179,10 +169,8 @@ async fn review(
             ..attributes(right.verb, &right.group, &right.resource)
         };
         let (namespace, name) = (account.namespace(), account.name());
-        (
-            right,
-            may_account(cluster, namespace, name, attributes).await,
-        )
+        let is_granted = may_account(cluster, namespace, name, attributes).await;
+        (right, is_granted)
     });
     let reviews = stream::iter(reviews).buffered(MAX_CONCURRENT_REQUESTS);
     reviews.collect().await
@@ -266,10 +254,7 @@ mod tests {
     fn missing_rights_are_grouped_by_objects() {
         let text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n";
         let manifest = Manifest::parse(text).unwrap();
-        let name = KindName {
-            api_version: "v1".to_owned(),
-            kind: "Namespace".to_owned(),
-        };
+        let name = KindName::new("v1", "Namespace");
         let served = ServedKind {
             plural: "namespaces".to_owned(),
             namespaced: false,

@@ -33,12 +33,16 @@ pub(super) struct KindName {
 }
 
 impl KindName {
+    pub(super) fn new(api_version: impl Into<String>, kind: impl Into<String>) -> Self {
+        Self {
+            api_version: api_version.into(),
+            kind: kind.into(),
+        }
+    }
+
     fn of(object: &Value) -> Option<Self> {
         let text = |pointer| text_at(object, pointer).filter(|text| !text.is_empty());
-        Some(Self {
-            api_version: text("/apiVersion")?,
-            kind: text("/kind")?,
-        })
+        Some(Self::new(text("/apiVersion")?, text("/kind")?))
     }
 
     fn group(&self) -> &str {
@@ -109,14 +113,12 @@ pub(super) struct Manifest {
 
 /// Reads a rendered chart from a file, or from standard input if `file` is `-`.
 pub(super) fn read(file: &Path) -> Result<Manifest, KubectlError> {
-    let is_stdin = file == Path::new("-");
-    let name = match is_stdin {
-        true => "standard input".to_owned(),
-        false => file.display().to_string(),
-    };
-    let text = match is_stdin {
-        true => read_bounded(io::stdin()),
-        false => File::open(file).and_then(read_bounded),
+    let (name, text) = match file == Path::new("-") {
+        true => ("standard input".to_owned(), read_bounded(io::stdin())),
+        false => {
+            let text = File::open(file).and_then(read_bounded);
+            (file.display().to_string(), text)
+        }
     };
     let text =
         text.map_err(|error| KubectlError::Failed(format!("reading {name} failed: {error}")))?;
@@ -224,10 +226,8 @@ fn kinds_of_crd(object: &Value) -> Vec<(KindName, ServedKind)> {
     let versions = list_at(object, "/spec/versions");
     let names = versions.filter_map(|version| text_at(version, "/name"));
     let kinds = names.map(|version| {
-        let name = KindName {
-            api_version: format!("{}/{version}", text("/spec/group")),
-            kind: text("/spec/names/kind"),
-        };
+        let api_version = format!("{}/{version}", text("/spec/group"));
+        let name = KindName::new(api_version, text("/spec/names/kind"));
         let served = ServedKind {
             plural: text("/spec/names/plural"),
             namespaced: text("/spec/scope") == "Namespaced",
@@ -252,12 +252,9 @@ mod tests {
             ("batch/v1", "Job", "jobs", true),
         ];
         let kinds = kinds.map(|(api_version, kind, plural, namespaced)| {
-            let name = KindName {
-                api_version: api_version.to_owned(),
-                kind: kind.to_owned(),
-            };
             let plural = plural.to_owned();
-            (name, ServedKind { plural, namespaced })
+            let served = ServedKind { plural, namespaced };
+            (KindName::new(api_version, kind), served)
         });
         kinds.into()
     }
