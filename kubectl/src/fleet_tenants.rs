@@ -95,7 +95,7 @@ pub(crate) async fn read(
     }
     let (namespace, pods) = find(Program::Hub, home, home.hub_namespace.as_deref()).await?;
     let leader = active(Program::Hub, pods, home, &namespace).await?;
-    let port = leader.debug_port(home, &namespace);
+    let port = leader.debug_port(home);
     read_pages(&port, filter, MAX_TENANTS).await
 }
 

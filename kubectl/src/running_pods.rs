@@ -1,4 +1,4 @@
-//! The running pods of hub and agent, and which of them is the leader or acts.
+//! The pods of hub and agent, and which of them is the leader or acts.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
@@ -11,24 +11,36 @@ use crate::home::{Connection, search};
 use crate::program::{Program, is_running, pods_of};
 use crate::render::text_at;
 
-/// A running pod.
+/// A hub or agent in its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RunningPod {
+pub(crate) struct ProgramPod {
+    pub(crate) program: Program,
+    pub(crate) namespace: String,
     pub(crate) name: String,
+    pub(crate) is_running: bool,
     port: Option<u16>,
     /// Has the leader's label.
     is_leader: bool,
 }
 
-impl RunningPod {
-    pub(crate) fn debug_port<'a>(
-        &'a self,
-        cluster: &'a Connection,
-        namespace: &'a str,
-    ) -> DebugPort<'a> {
+impl ProgramPod {
+    pub(crate) fn new(pod: &Value, program: Program, namespace: &str) -> Self {
+        let labels = pod.pointer("/metadata/labels");
+        let label = labels.and_then(|labels| labels.get(LEADER_LABEL)?.as_str());
+        Self {
+            program,
+            namespace: namespace.to_owned(),
+            name: text_at(pod, "/metadata/name").unwrap_or_default(),
+            is_running: is_running(pod),
+            port: port_of(pod, program),
+            is_leader: label == Some("true"),
+        }
+    }
+
+    pub(crate) fn debug_port<'a>(&'a self, cluster: &'a Connection) -> DebugPort<'a> {
         DebugPort::Pod {
             cluster,
-            namespace,
+            namespace: &self.namespace,
             name: &self.name,
             port: self.port,
         }
@@ -40,14 +52,13 @@ pub(crate) async fn find(
     program: Program,
     cluster: &Connection,
     namespace: Option<&str>,
-) -> Result<(String, Vec<RunningPod>), KubectlError> {
+) -> Result<(String, Vec<ProgramPod>), KubectlError> {
     let namespaces = cluster.program_namespaces(namespace);
     let read = async |namespace: &str| {
         let pods = pods_of(cluster, namespace, program).await?;
-        let running: Vec<_> = pods
-            .iter()
-            .filter_map(|it| running_pod(it, program))
-            .collect();
+        let pods = pods.iter();
+        let pods = pods.map(|pod| ProgramPod::new(pod, program, namespace));
+        let running: Vec<_> = pods.filter(|pod| pod.is_running).collect();
         Ok((!running.is_empty()).then_some(running))
     };
     search(&namespaces, read).await?.ok_or_else(|| {
@@ -61,25 +72,13 @@ pub(crate) async fn find(
     })
 }
 
-/// Returns the pod if it runs.
-fn running_pod(pod: &Value, program: Program) -> Option<RunningPod> {
-    let labels = pod.pointer("/metadata/labels");
-    let label = labels.and_then(|labels| labels.get(LEADER_LABEL)?.as_str());
-    let name = text_at(pod, "/metadata/name").filter(|_| is_running(pod))?;
-    Some(RunningPod {
-        name,
-        port: port_of(pod, program),
-        is_leader: label == Some("true"),
-    })
-}
-
 /// Returns the leader or the acting agent. A single pod needs no further evidence.
 pub(crate) async fn active(
     program: Program,
-    mut pods: Vec<RunningPod>,
+    mut pods: Vec<ProgramPod>,
     cluster: &Connection,
     namespace: &str,
-) -> Result<RunningPod, KubectlError> {
+) -> Result<ProgramPod, KubectlError> {
     let index = match (pods.len(), program) {
         (1, _) => Some(0),
         (_, Program::Hub) => {
@@ -118,7 +117,7 @@ async fn holder(
 }
 
 /// Returns the index of the pod that holds a Lease, as `hub/POD/…` or `agent/POD/…`.
-fn holder_index(program: Program, holder: &str, pods: &[RunningPod]) -> Option<usize> {
+fn holder_index(program: Program, holder: &str, pods: &[ProgramPod]) -> Option<usize> {
     let mut parts = holder.split('/');
     let pod = (parts.next() == Some(program.name())).then(|| parts.next())??;
     pods.iter().position(|candidate| candidate.name == pod)
@@ -127,15 +126,15 @@ fn holder_index(program: Program, holder: &str, pods: &[RunningPod]) -> Option<u
 #[cfg(test)]
 mod tests {
     use krypton_runtime::lease::agent_holder;
+    use serde_json::json;
 
     use super::*;
 
     #[test]
     fn lease_holder_is_matched_to_its_pod() {
-        let pods = ["agent-0", "agent-1"].map(|name| RunningPod {
-            name: name.to_owned(),
-            port: None,
-            is_leader: false,
+        let pods = ["agent-0", "agent-1"].map(|name| {
+            let pod = json!({"metadata": {"name": name}});
+            ProgramPod::new(&pod, Program::Agent, SYSTEM_NAMESPACE)
         });
         let index = |program, holder: &str| holder_index(program, holder, &pods);
         let holder = agent_holder("agent-1", None, 7);

@@ -85,7 +85,7 @@ pub(crate) async fn run(
     let mut output = CommandOutput::default();
     let mut first_error = None;
     for pod in selected {
-        let port = pod.debug_port(&cluster, &namespace);
+        let port = pod.debug_port(&cluster);
         match send(&port, &path, filter).await {
             Ok(line) => output.stdout += &line,
             Err(error) => {

@@ -20,14 +20,14 @@ use serde_json::{Map, Value, json};
 
 use super::contents::BundleContents;
 use super::redaction::redacted;
-use crate::debug_port::{DebugPort, port_of};
+use crate::debug_port::DebugPort;
 use crate::error::KubectlError;
 use crate::home::Connection;
 use crate::kind::Kind;
 use crate::objects::{DEADLINE, Objects, Scope};
 use crate::output::{OutputFormat, encode_list};
-use crate::program::{Program, is_running, programs};
-use crate::render::text_at;
+use crate::program::{Program, programs};
+use crate::running_pods::ProgramPod;
 
 /// Objects of one kind: enough for a diagnosis, also in a large fleet.
 const MAX_OBJECTS: usize = 2_000;
@@ -56,16 +56,7 @@ pub(super) struct BundleReader<'a> {
     /// The first failure, in case nothing can be read.
     first_error: Option<KubectlError>,
     has_read: bool,
-    processes: Vec<Process>,
-}
-
-/// A hub or agent in its pod.
-struct Process {
-    namespace: String,
-    pod: String,
-    program: Program,
-    port: Option<u16>,
-    is_running: bool,
+    processes: Vec<ProgramPod>,
 }
 
 impl<'a> BundleReader<'a> {
@@ -151,16 +142,11 @@ impl<'a> BundleReader<'a> {
         for process in std::mem::take(&mut self.processes) {
             let folder = format!("{}/debug", process.namespace);
             if !process.is_running {
-                let file = format!("{folder}/{}.{}", process.pod, process.program.dump_file());
+                let file = format!("{folder}/{}.{}", process.name, process.program.dump_file());
                 self.contents.add_missing(&file, "its pod does not run");
                 continue;
             }
-            let port = DebugPort::Pod {
-                cluster: self.cluster,
-                namespace: &process.namespace,
-                name: &process.pod,
-                port: process.port,
-            };
+            let port = process.debug_port(self.cluster);
             self.read_dump(port, process.program, &folder).await;
         }
     }
@@ -234,15 +220,9 @@ impl<'a> BundleReader<'a> {
         }
         has_program = true;
         let processes = pods.iter().flat_map(|pod| {
-            programs(pod).map(move |program| Process {
-                namespace: namespace.to_owned(),
-                pod: text_at(pod, "/metadata/name").unwrap_or_default(),
-                program,
-                port: port_of(pod, program),
-                is_running: is_running(pod),
-            })
+            programs(pod).map(move |program| ProgramPod::new(pod, program, namespace))
         });
-        let processes: Vec<Process> = processes.collect();
+        let processes: Vec<ProgramPod> = processes.collect();
         self.add_yaml(&file, Ok(pods));
         for process in &processes {
             for previous in [false, true] {
@@ -270,8 +250,8 @@ impl<'a> BundleReader<'a> {
     }
 
     /// Reads the newest lines, or fewer if they are long or slow: the API server would cut off the newest ones.
-    async fn read_log(&mut self, process: &Process, previous: bool) {
-        let (namespace, pod) = (&process.namespace, &process.pod);
+    async fn read_log(&mut self, process: &ProgramPod, previous: bool) {
+        let (namespace, pod) = (&process.namespace, &process.name);
         let logs = self.cluster.namespaced::<Pod>(namespace).subresource("log");
         let extension = if previous { "previous.log" } else { "log" };
         let file = format!("{namespace}/logs/{pod}.{extension}");
