@@ -14,7 +14,6 @@ use krypton_runtime::call::{ApiError, CALL, call_within};
 use krypton_runtime::lease::{LEASE_NAME, SYSTEM_NAMESPACE};
 use krypton_types::conditions::{self, Readiness};
 use krypton_types::error_chain::chain;
-use krypton_types::fleet_tenants::FleetTenant;
 use krypton_types::names::HUB_LEASE;
 use krypton_types::tenant::{TenantKey, TenantReport};
 use kube::api::ListParams;
@@ -106,7 +105,7 @@ pub(super) async fn collect(
 ) -> Result<ExplanationSources, KubectlError> {
     let (tenant, edge_lease, (leader_lease, hub_namespaces), events) = tokio::join!(
         Box::pin(find_tenant(key, home)),
-        edge_lease(home),
+        find_lease(home, SYSTEM_NAMESPACE, LEASE_NAME),
         leader_lease(home),
         events_of("Tenant", &key.namespace, &key.name, home),
     );
@@ -121,7 +120,13 @@ pub(super) async fn collect(
         (Lookup::NotFound, Some(member)) => {
             let filter = TenantFilter::single(member, key);
             let reading = fleet_tenants::read(home, debug_address, &filter);
-            report_of_first(Box::pin(reading).await.map(|read| read.tenants))
+            match Box::pin(reading).await {
+                Ok(read) => {
+                    let first = read.tenants.into_iter().next();
+                    first.map_or(Lookup::NotFound, |tenant| Lookup::Found(tenant.report))
+                }
+                Err(error) => Lookup::Failed(one_line(&chain(&error))),
+            }
         }
         _ => Lookup::NotFound,
     };
@@ -219,16 +224,6 @@ pub(super) fn members_to_explain(tenant: &Lookup<Tenant>, member: Option<&str>) 
     names
 }
 
-fn report_of_first(tenants: Result<Vec<FleetTenant>, KubectlError>) -> Lookup<TenantReport> {
-    match tenants {
-        Ok(tenants) => {
-            let first = tenants.into_iter().next();
-            first.map_or(Lookup::NotFound, |tenant| Lookup::Found(tenant.report))
-        }
-        Err(error) => Lookup::Failed(one_line(&chain(&error))),
-    }
-}
-
 async fn find_tenant(key: &TenantKey, home: &Connection) -> Result<Lookup<Tenant>, KubectlError> {
     let tenants = home.namespaced::<Tenant>(&key.namespace);
     match tenants.find(&key.name).await {
@@ -252,10 +247,6 @@ pub(crate) async fn leader_lease(home: &Connection) -> (Lookup<Lease>, Vec<Strin
         }
     }
     (last_failure, namespaces)
-}
-
-async fn edge_lease(cluster: &Connection) -> Lookup<Lease> {
-    find_lease(cluster, SYSTEM_NAMESPACE, LEASE_NAME).await
 }
 
 async fn find_lease(cluster: &Connection, namespace: &str, name: &str) -> Lookup<Lease> {
