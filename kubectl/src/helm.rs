@@ -36,11 +36,6 @@ impl Program {
         }
     }
 
-    /// Name of the chart and of its release.
-    fn chart(self) -> &'static str {
-        self.container()
-    }
-
     /// Writes the chart into a folder.
     fn unpack(self, folder: &Path) -> io::Result<()> {
         let files = match self {
@@ -225,7 +220,7 @@ impl ChartRelease<'_> {
                 folder.path().into()
             }
         };
-        let command = ["upgrade", "--install", self.program.chart()].map(OsString::from);
+        let command = ["upgrade", "--install", self.program.container()].map(OsString::from);
         let flags = ["--create-namespace", "--reset-then-reuse-values"].map(OsString::from);
         let args = command.into_iter().chain([chart]).chain(flags);
         let args = args.chain(values.iter().flatten().map(OsString::from));
@@ -241,15 +236,16 @@ impl ChartRelease<'_> {
 
     /// Returns the tag of the image that the values of the installed release name.
     pub(crate) async fn pinned_tag(&self) -> Result<Option<String>, KubectlError> {
-        let args = ["get", "values", self.program.chart(), "--output", "json"];
-        let values = self.run(args.map(OsString::from), &[]).await?;
+        let chart = self.program.container();
+        let values = self.run(["get", "values", chart, "--output", "json"], &[]);
+        let values = values.await?;
         let values: Value = serde_json::from_str(&values).unwrap_or_default();
         Ok(text_at(&values, "/image/tag").filter(|tag| !tag.is_empty()))
     }
 
     /// Returns whether Helm has the release, in any state except uninstalled.
     pub(crate) async fn is_installed(&self) -> Result<bool, KubectlError> {
-        let filter = format!("^{}$", self.program.chart());
+        let filter = format!("^{}$", self.program.container());
         let args = ["list", "--short", "--filter", filter.as_str()];
         // By default, Helm 3 omits a release whose first installation was interrupted. Helm 4 has no flag --all.
         let states = [
@@ -259,15 +255,14 @@ impl ChartRelease<'_> {
             "--superseded",
             "--uninstalling",
         ];
-        let args = args.into_iter().chain(states).map(OsString::from);
-        let names = self.run(args, &[]).await?;
-        Ok(names.lines().any(|name| name == self.program.chart()))
+        let names = self.run(args.into_iter().chain(states), &[]).await?;
+        Ok(names.lines().any(|name| name == self.program.container()))
     }
 
     /// Uninstalls it and waits until its objects are deleted. Returns Helm's output.
     pub(crate) async fn uninstall(&self) -> Result<String, KubectlError> {
-        let args = ["uninstall", self.program.chart()];
-        self.run(args.map(OsString::from), &self.wait_flags()).await
+        let args = ["uninstall", self.program.container()];
+        self.run(args, &self.wait_flags()).await
     }
 
     fn wait_flags(&self) -> [String; 3] {
@@ -277,10 +272,10 @@ impl ChartRelease<'_> {
 
     async fn run(
         &self,
-        args: impl IntoIterator<Item = OsString>,
+        args: impl IntoIterator<Item = impl Into<OsString>>,
         more_args: &[String],
     ) -> Result<String, KubectlError> {
-        let mut args: Vec<OsString> = args.into_iter().collect();
+        let mut args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         args.extend(more_args.iter().map(OsString::from));
         args.extend(["--namespace", self.namespace].map(OsString::from));
         if let Some(kubeconfig) = &self.cluster.kubeconfig {
@@ -295,7 +290,7 @@ impl ChartRelease<'_> {
         for group in &self.cluster.as_groups {
             args.extend([OsString::from("--kube-as-group"), group.into()]);
         }
-        let chart = self.program.chart();
+        let chart = self.program.container();
         let task = format!("for {chart} in the namespace {}", self.namespace);
         let next_step = format!("'helm history {chart}' shows the state of the release");
         let deadline = self.helm.timeout + GRACE;
@@ -441,7 +436,7 @@ mod tests {
             let folder = TempDir::new().unwrap();
             program.unpack(folder.path()).unwrap();
             let original = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts");
-            let original = original.join(program.chart());
+            let original = original.join(program.container());
             for file in [
                 "Chart.yaml",
                 "values.yaml",
