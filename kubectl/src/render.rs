@@ -106,24 +106,25 @@ impl Table {
 
     /// Pads each column to its widest cell, without trailing spaces.
     pub(crate) fn render(self) -> String {
-        self.render_below(&mut Widths::default())
+        self.render_below(&mut Vec::new())
     }
 
-    /// Renders below earlier output: prints the header only once and never narrows a column.
-    pub(crate) fn render_below(self, widths: &mut Widths) -> String {
-        let header = self.header.filter(|_| widths.0.is_empty());
+    /// Renders below earlier output with these column widths, which are empty before the first output: prints the header
+    /// only once and never narrows a column.
+    pub(crate) fn render_below(self, widths: &mut Vec<usize>) -> String {
+        let header = self.header.filter(|_| widths.is_empty());
         let rows: Vec<_> = header.into_iter().chain(self.rows).collect();
         let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-        widths.0.resize(widths.0.len().max(columns), 0);
+        widths.resize(widths.len().max(columns), 0);
         for row in &rows {
-            for (cell, width) in row.iter().zip(&mut widths.0) {
+            for (cell, width) in row.iter().zip(widths.iter_mut()) {
                 *width = cell.chars().count().max(*width);
             }
         }
         let mut text = String::new();
         for row in &rows {
             let mut line = String::new();
-            for (cell, width) in row.iter().zip(&widths.0) {
+            for (cell, width) in row.iter().zip(widths.iter()) {
                 write!(line, "{cell:<width$}", width = width + COLUMN_GAP)
                     .expect("a String takes every write");
             }
@@ -133,10 +134,6 @@ impl Table {
         text
     }
 }
-
-/// Column widths of the earlier output; empty before the first output.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Widths(Vec<usize>);
 
 /// Returns the text on one line, or a dash if it is missing or empty.
 pub(crate) fn or_dash(text: Option<impl AsRef<str>>) -> String {
@@ -303,7 +300,7 @@ mod tests {
 
     #[test]
     fn later_output_keeps_columns_without_repeating_header() {
-        let mut widths = Widths::default();
+        let mut widths = Vec::new();
         let table = |name: &str| {
             let mut table = Table::new(["NAME", "AGE"]);
             table.push(vec![name.to_owned(), "1s".to_owned()]);

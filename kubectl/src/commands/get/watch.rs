@@ -6,6 +6,7 @@ use std::io::Write;
 use futures::{StreamExt as _, TryStreamExt as _};
 use krypton_runtime::call::ApiError;
 use krypton_runtime::clock;
+use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -14,25 +15,21 @@ use crate::commands::get::{Get, to_table};
 use crate::error::KubectlError;
 use crate::objects::Objects;
 use crate::output::{OutputFormat, print_now};
-use crate::render::Widths;
 
 /// Shown version of each object, by namespace and name. After a relist, the command shows only changed objects.
 #[derive(Debug, Default)]
-struct PrintedVersions(BTreeMap<(Option<String>, Option<String>), Option<String>>);
+struct PrintedVersions(BTreeMap<(Option<String>, String), Option<String>>);
 
 impl PrintedVersions {
     /// Returns whether this version of the object is new.
     fn is_new(&mut self, object: &DynamicObject) -> bool {
-        let metadata = &object.metadata;
-        let key = (metadata.namespace.clone(), metadata.name.clone());
-        let version = metadata.resource_version.clone();
+        let key = (object.namespace(), object.name_any());
+        let version = object.resource_version();
         self.0.insert(key, version.clone()) != Some(version)
     }
 
     fn remove(&mut self, object: &DynamicObject) {
-        let metadata = &object.metadata;
-        let key = (metadata.namespace.clone(), metadata.name.clone());
-        self.0.remove(&key);
+        self.0.remove(&(object.namespace(), object.name_any()));
     }
 }
 
@@ -54,7 +51,7 @@ pub(crate) async fn run(
         .default_backoff()
         .boxed();
     let (mut printed, mut initial) = (PrintedVersions::default(), Vec::new());
-    let mut widths = Widths::default();
+    let mut widths = Vec::new();
     let (mut is_listed, mut is_failing) = (false, false);
     loop {
         let event = match events.try_next().await {
@@ -130,7 +127,7 @@ fn format_changes(
     get: &Get,
     objects: &Objects<DynamicObject>,
     changed: Vec<DynamicObject>,
-    widths: &mut Widths,
+    widths: &mut Vec<usize>,
 ) -> Result<String, KubectlError> {
     let changed: Vec<_> = changed.into_iter().map(|it| objects.to_value(it)).collect();
     if get.has_format(OutputFormat::Name) {
