@@ -45,7 +45,7 @@ pub(crate) fn tenants_table(objects: &[Value], view: View) -> Table {
         };
         let clusters = conditions::clusters(&status.conditions);
         for (cluster, state) in &clusters {
-            table.push(row_from_conditions(cluster, state));
+            table.push(cluster_row(cluster, phase_and_message(state)));
         }
         if let Some(summary) = status.summary {
             let shown = u32::try_from(clusters.len()).unwrap_or(u32::MAX);
@@ -94,7 +94,8 @@ pub(crate) fn single_tenant(
         }
         // The Tenant's own status has more details, and may be newer.
         for (cluster, state) in conditions::clusters(&status.conditions) {
-            rows.insert(cluster.clone(), row_from_conditions(&cluster, &state));
+            let row = cluster_row(&cluster, phase_and_message(&state));
+            rows.insert(cluster, row);
         }
         let shown = rows.len();
         rows.into_values().for_each(|row| table.push(row));
@@ -135,7 +136,9 @@ fn ready(tenant: &Tenant) -> String {
     format!("{}/{}", ready.count(), active.count())
 }
 
-fn cluster_row(cluster: &str, phase: &str, ready: Truth, message: String) -> Vec<String> {
+/// `state`: the phase on the cluster, whether it is Ready, and why.
+fn cluster_row(cluster: &str, state: (&str, Truth, String)) -> Vec<String> {
+    let (phase, ready, message) = state;
     let name = format!("└ {}", one_line(cluster));
     let (ready, empty) = (ready.as_str().to_owned(), String::new());
     vec![empty.clone(), name, phase.to_owned(), ready, empty, message]
@@ -150,12 +153,8 @@ fn row_from_summary(
     let connected = conditions::find(&status.conditions, "Connected");
     let state = one_line(&tenant.state);
     if connected.is_none_or(|connected| connected.truth != Truth::True) {
-        return cluster_row(
-            cluster,
-            "Unknown",
-            Truth::Unknown,
-            format!("last known: {state}"),
-        );
+        let message = format!("last known: {state}");
+        return cluster_row(cluster, ("Unknown", Truth::Unknown, message));
     }
     let (phase, ready) = match state.as_str() {
         "Ready" => ("Ready", Truth::True),
@@ -163,13 +162,7 @@ fn row_from_summary(
         "Unknown" => ("Unknown", Truth::Unknown),
         _ => ("Pending", Truth::False),
     };
-    cluster_row(cluster, phase, ready, one_line(&tenant.reason))
-}
-
-/// The row of a cluster from the Tenant's own conditions.
-fn row_from_conditions(cluster: &str, state: &ClusterState) -> Vec<String> {
-    let (phase, ready, message) = phase_and_message(state);
-    cluster_row(cluster, phase, ready, message)
+    cluster_row(cluster, (phase, ready, one_line(&tenant.reason)))
 }
 
 /// Returns the phase on a cluster, whether it is Ready, and why.
