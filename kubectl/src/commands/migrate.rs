@@ -162,11 +162,7 @@ fn table(rows: &[TranslatedDeployment]) -> String {
 
 /// Creates the KryptonDeployment of a row that has one. Never changes an existing object.
 async fn create(home: &Connection, row: &mut TranslatedDeployment) {
-    let Some(object) = row
-        .object
-        .clone()
-        .filter(|_| row.result == MigrationResult::WouldBeCreated)
-    else {
+    let Some(object) = row.object.clone() else {
         return;
     };
     row.result = match DynamicObject::deserialize(object) {
