@@ -195,40 +195,33 @@ impl Explainer {
         let desired_version = version(desired.epoch, desired.generation);
         let applied = status.applied.as_ref();
         let applied_version = applied.map(|applied| version(applied.epoch, applied.generation));
-        let (mark, text) = match (applied_version, status.is_behind()) {
+        let mark = match (status.is_behind(), is_connected) {
+            (Some(false), true) => Mark::Ok,
+            (Some(false), false) => Mark::Unknown,
+            _ => Mark::Note,
+        };
+        let text = match (applied_version, status.is_behind()) {
             (_, Some(false)) => {
-                let version_and_chart =
-                    format!("the current desired state {desired_version}: {chart}");
-                match is_connected {
-                    true => (Mark::Ok, format!("it has applied {version_and_chart}")),
-                    false => {
-                        let text =
-                            format!("at the last contact, it had applied {version_and_chart}");
-                        (Mark::Unknown, text)
-                    }
-                }
+                let applied = match is_connected {
+                    true => "it has applied",
+                    false => "at the last contact, it had applied",
+                };
+                format!("{applied} the current desired state {desired_version}: {chart}")
             }
-            (Some(applied_version), None) => {
-                let text = format!(
-                    "it has applied desired state {applied_version}, which is later than that on the home cluster"
-                );
-                (Mark::Note, text)
-            }
+            (Some(applied_version), None) => format!(
+                "it has applied desired state {applied_version}, which is later than that on the home cluster"
+            ),
             (Some(applied_version), _) => {
                 let since = desired.since.as_ref();
-                let since = since.map(|since| self.format_time(since.0));
-                let since = since.map_or_else(String::new, |since| format!(" since {since}"));
-                let text = format!(
+                let since = since.map(|since| format!(" since {}", self.format_time(since.0)));
+                let since = since.unwrap_or_default();
+                format!(
                     "it has applied desired state {applied_version}, but not {desired_version} (sent{since}): {chart}"
-                );
-                (Mark::Note, text)
+                )
             }
-            (None, _) => {
-                let text = format!(
-                    "it has applied no desired state yet; the hub sends {desired_version}: {chart}"
-                );
-                (Mark::Note, text)
-            }
+            (None, _) => format!(
+                "it has applied no desired state yet; the hub sends {desired_version}: {chart}"
+            ),
         };
         self.add(mark, text);
     }
