@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -27,18 +28,18 @@ use serde_json::{Value, json};
 use super::*;
 use crate::commands::support_bundle::unpacked;
 
-fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     "2026-01-02T03:04:05Z".parse().unwrap()
 }
 
-fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+pub(crate) fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({
         "type": kind, "status": status, "reason": reason, "message": message,
         "lastTransitionTime": "2026-01-02T03:00:05Z",
     })
 }
 
-fn cluster(name: &str, spec: Value, status: Value) -> Value {
+pub(crate) fn cluster(name: &str, spec: Value, status: Value) -> Value {
     json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
         "kind": "EdgeCluster",
@@ -46,6 +47,14 @@ fn cluster(name: &str, spec: Value, status: Value) -> Value {
         "spec": spec,
         "status": status,
     })
+}
+
+/// The root of a CA.
+pub(crate) fn ca_pem() -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.self_signed(&key).unwrap().pem()
 }
 
 fn tenant(namespace: &str, name: &str, status: Value) -> Value {
@@ -190,14 +199,18 @@ impl FakeApiServer {
     }
 }
 
-/// Creates a Helm program that runs this script of a shell in the server's folder. Returns its path.
-fn helm_stub(server: &FakeApiServer, script: &str) -> String {
-    let folder = server.directory.path();
-    let path = folder.join("helm");
+/// Creates a program that runs this script of a shell in its folder. Returns its path.
+pub(crate) fn stub_program(folder: &Path, name: &str, script: &str) -> String {
+    let path = folder.join(name);
     let script = format!("#!/bin/sh\ncd '{}'\n{script}\n", folder.display());
     std::fs::write(&path, script).unwrap();
     std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
     path.display().to_string()
+}
+
+/// Creates a Helm program in the server's folder.
+fn helm_stub(server: &FakeApiServer, script: &str) -> String {
+    stub_program(server.directory.path(), "helm", script)
 }
 
 fn json_response((code, body): (u16, Value)) -> Response {

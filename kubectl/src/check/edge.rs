@@ -146,24 +146,17 @@ fn judge(attempts: &[Attempt<'_>]) -> Vec<Line> {
 #[cfg(test)]
 mod tests {
     use krypton_types::join_bundle::BUNDLE_MAX_BYTES;
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
     use super::*;
-
-    fn now() -> Timestamp {
-        "2026-01-02T03:04:05Z".parse().unwrap()
-    }
+    use crate::tests::{ca_pem, now};
 
     fn bundle(addresses: Vec<String>) -> JoinBundle {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let root = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
         JoinBundle {
             cluster: "edge-1".to_owned(),
             addresses,
-            certificate_authority: root.pem(),
+            certificate_authority: ca_pem(),
             token: format!("{}.{}", "a".repeat(16), "0".repeat(64)),
             expires: now(),
         }

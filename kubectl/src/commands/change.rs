@@ -253,10 +253,7 @@ fn unreached_note(object: &Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn now() -> Timestamp {
-        "2026-01-02T03:04:05Z".parse().unwrap()
-    }
+    use crate::tests::{condition, now};
 
     #[test]
     fn each_verb_patches_only_when_change_is_needed() {
@@ -297,12 +294,12 @@ mod tests {
 
     #[test]
     fn tenant_change_notes_unreached_clusters() {
-        let ready = |cluster: &str| {
-            json!({"type": format!("ClusterReady/{cluster}"), "status": "True", "reason": "Installed",
-                "message": "", "lastTransitionTime": "2026-01-02T03:00:05Z"})
+        let ready = |cluster: &&str| {
+            let type_ = format!("ClusterReady/{cluster}");
+            condition(&type_, "True", "Installed", "")
         };
         let object = |clusters: &[&str]| {
-            let conditions: Vec<Value> = clusters.iter().map(|cluster| ready(cluster)).collect();
+            let conditions: Vec<Value> = clusters.iter().map(ready).collect();
             json!({"spec": {"clusterRef": {"secretName": "edge-1"}}, "status": {"conditions": conditions}})
         };
         assert_eq!(unreached_note(&object(&["edge-1", SELF_CLUSTER])), None);

@@ -377,8 +377,7 @@ fn next_steps(args: &Quickstart, cluster: &KindCluster<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, Permissions};
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::fs;
 
     use clap::Parser;
     use jiff::Timestamp;
@@ -386,6 +385,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::tests::stub_program;
 
     #[derive(Debug, Parser)]
     struct TestCli {
@@ -400,20 +400,10 @@ mod tests {
     impl StubKind {
         fn new(cases: &str) -> Self {
             let folder = TempDir::new().unwrap();
-            let script = format!(
-                "cd '{}'\necho \"$*\" >>calls\ncase \"$1 $2\" in\n{cases}\nesac\n",
-                folder.path().display()
-            );
-            let stub = Self(folder);
-            stub.write_program("kind", &script);
-            stub.write_program("helm", "echo v3.14.0+g0");
-            stub
-        }
-
-        fn write_program(&self, name: &str, script: &str) {
-            let path = self.0.path().join(name);
-            fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-            fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+            let script = format!("echo \"$*\" >>calls\ncase \"$1 $2\" in\n{cases}\nesac");
+            stub_program(folder.path(), "kind", &script);
+            stub_program(folder.path(), "helm", "echo v3.14.0+g0");
+            Self(folder)
         }
 
         /// Runs the command with these programs. Returns its output or error, and all that it printed before.
@@ -462,7 +452,7 @@ mod tests {
     #[tokio::test]
     async fn no_cluster_is_created_without_current_helm() {
         let kind = StubKind::new("");
-        kind.write_program("helm", "echo v3.13.9+g0");
+        stub_program(kind.0.path(), "helm", "echo v3.13.9+g0");
         let (result, out) = kind.quickstart(&["--load-image=hub:1"]).await;
         let error = result.unwrap_err();
         let expected = "is Helm v3.13.9+g0, older than 3.14; install a newer Helm";

@@ -3,13 +3,9 @@
 use super::*;
 
 fn join_info(addresses: &str) -> (u16, Value) {
-    let key = rcgen::KeyPair::generate().unwrap();
-    let mut params = rcgen::CertificateParams::default();
-    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let pem = params.self_signed(&key).unwrap().pem();
     let object = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "krypton-hub-join"},
-        "data": {"ca.crt": pem, "addresses": addresses},
+        "data": {"ca.crt": ca_pem(), "addresses": addresses},
     });
     (200, object)
 }

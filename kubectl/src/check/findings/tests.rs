@@ -6,10 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::error::CallError;
 use crate::statement::{docs_url, to_text};
-
-fn now() -> Timestamp {
-    "2026-01-02T03:04:05Z".parse().unwrap()
-}
+use crate::tests::{condition, now};
 
 fn not_permitted<T>() -> Lookup<T> {
     Lookup::NotPermitted("get it".to_owned())
@@ -187,11 +184,10 @@ fn clock_of_leader_is_compared_by_its_lease() {
 
 /// A pod of the hub, with this status of its container.
 fn pod(ready: &str, container_status: Value) -> Value {
-    let condition = |kind: &str, status: &str| {
-        let reason = "ContainersNotReady";
-        json!({"type": kind, "status": status, "reason": reason, "message": "unready"})
-    };
-    let conditions = [condition("Initialized", "True"), condition("Ready", ready)];
+    let conditions = [
+        condition("Initialized", "True", "", ""),
+        condition("Ready", ready, "ContainersNotReady", "unready"),
+    ];
     let status = json!({"conditions": conditions, "containerStatuses": [container_status]});
     json!({"metadata": {"name": "hub-0"}, "status": status})
 }
@@ -290,19 +286,13 @@ fn hub_without_address_gets_a_warning() {
 }
 
 fn cluster(name: &str, spec: Value, connected: &str, more: Value) -> Value {
-    let condition = json!({
-        "type": "Connected", "status": connected, "reason": "AgentAway", "message": "no contact",
-        "lastTransitionTime": "2026-01-02T03:00:05Z",
-    });
+    let condition = condition("Connected", connected, "AgentAway", "no contact");
     let mut status =
         json!({"conditions": [condition], "mode": "agent", "agentVersion": PROGRAM_VERSION});
     for (key, value) in more.as_object().unwrap() {
         status[key] = value.clone();
     }
-    json!({
-        "apiVersion": "mesh.openkcm.io/v1alpha1", "kind": "EdgeCluster",
-        "metadata": {"name": name}, "spec": spec, "status": status,
-    })
+    crate::tests::cluster(name, spec, status)
 }
 
 fn member_lines(fleet: Vec<Value>) -> Vec<Line> {
@@ -325,14 +315,9 @@ fn well_members_share_one_line() {
 #[test]
 fn clock_of_each_agent_is_judged() {
     let member = |name: &str, mode: &str, clock: Option<&str>| {
-        let condition = |kind: &str, status: &str, reason: &str| {
-            json!({
-                "type": kind, "status": status, "reason": reason, "message": "why",
-                "lastTransitionTime": "2026-01-02T03:00:05Z",
-            })
-        };
-        let clock = clock.map(|status| condition("ClockSynchronized", status, "ClockDiffers"));
-        let connected = condition("Connected", "True", "Connected");
+        let differs = |status| condition("ClockSynchronized", status, "ClockDiffers", "why");
+        let clock = clock.map(differs);
+        let connected = condition("Connected", "True", "Connected", "");
         let conditions: Vec<Value> = [connected].into_iter().chain(clock).collect();
         let status = json!({"conditions": conditions, "mode": mode});
         cluster(name, json!({}), "True", status)
@@ -357,15 +342,10 @@ fn clock_of_each_agent_is_judged() {
 #[test]
 fn each_defect_of_member_is_shown() {
     let counts = json!({"tenants": {"total": 4, "ready": 3, "pending": 0, "error": 1}});
-    let condition = |kind: &str, status: &str, reason: &str| {
-        json!({
-            "type": kind, "status": status, "reason": reason, "message": "new kubeconfig",
-            "lastTransitionTime": "2026-01-02T03:00:05Z",
-        })
-    };
+    let soon = "CertificateExpiresSoon";
     let conditions = [
-        condition("Connected", "True", "Connected"),
-        condition("AccessCurrent", "False", "CertificateExpiresSoon"),
+        condition("Connected", "True", "Connected", ""),
+        condition("AccessCurrent", "False", soon, "new kubeconfig"),
     ];
     let (paused, not_accepted) = (json!({"paused": true}), json!({"accepted": false}));
     let old_agent = json!({"agentVersion": "0.0.1"});
