@@ -9,14 +9,12 @@ fn respond(uri: &str, allowed: bool) -> Response {
         "metadata": {}, "spec": {}, "status": {"allowed": allowed},
     });
     let version = json!({"major": "1", "minor": "36", "gitVersion": "v1.36.3"});
-    let mut response = json_response(match uri {
+    let response = json_response(match uri {
         "/version" => (200, version),
         _ if uri.contains("/selfsubjectaccessreviews") => (201, review),
         _ => failure(404, "NotFound", "no such CRD"),
     });
-    let date = "Fri, 02 Jan 2026 03:04:05 GMT".parse().unwrap();
-    response.headers_mut().insert(header::DATE, date);
-    response
+    ([(header::DATE, "Fri, 02 Jan 2026 03:04:05 GMT")], response).into_response()
 }
 
 /// Runs a check with JSON output. Returns its result and its lines.
@@ -140,7 +138,7 @@ fn respond_with_defects(uri: &str, code: u16) -> Response {
         "spec": {"serviceAccountName": "hub", "containers": [{"name": "krypton-hub"}]},
     });
     let version = json!({"major": "1", "minor": "29", "gitVersion": "v1.29.0"});
-    let mut response = json_response(match uri {
+    let response = json_response(match uri {
         "/version" => (200, version),
         _ if code != 200 => failure(code, "Failed", "no"),
         _ if uri.contains("/leases/") => (200, lease),
@@ -151,9 +149,7 @@ fn respond_with_defects(uri: &str, code: u16) -> Response {
         }
         _ => return respond_with_kinds(uri, false),
     });
-    let date = "Fri, 02 Jan 2026 03:06:05 GMT".parse().unwrap();
-    response.headers_mut().insert(header::DATE, date);
-    response
+    ([(header::DATE, "Fri, 02 Jan 2026 03:06:05 GMT")], response).into_response()
 }
 
 #[tokio::test]

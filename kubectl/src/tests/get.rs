@@ -296,12 +296,10 @@ async fn several_names_are_listed_despite_missing_one() {
         "tenant.mesh.openkcm.io/new",
     ];
     let error = server.run(&[&args[..], &["--no-headers"]].concat()).await;
-    let Err(error @ KubectlError::Partial { .. }) = error else {
-        panic!("{error:?}")
-    };
+    let error = error.unwrap_err();
     assert_eq!(error.exit_code(), ExitCode::Failed);
     let KubectlError::Partial { output, .. } = error else {
-        unreachable!()
+        panic!("{error}")
     };
     let rows = tenants_table(&tenants()[..2], view(false)).with_header(false);
     assert_eq!(output.stdout, rows.render());

@@ -172,14 +172,6 @@ async fn only_named_clusters_are_locked_out() {
         let text = error_with(responses, &args).await;
         assert!(text.contains(word), "{text}");
     }
-    let server = FakeApiServer::with_responses(vec![]).await;
-    for args in [
-        &["rotate-ca", "--lock-out=edge-2"][..],
-        &["rotate-ca", "--status", "--force"],
-    ] {
-        let error = server.run(args).await.unwrap_err();
-        assert!(matches!(error, KubectlError::Usage(_)), "{error}");
-    }
 }
 
 #[tokio::test]
