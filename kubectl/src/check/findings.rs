@@ -122,11 +122,12 @@ pub(super) fn unknown_line<T>(subject: &str, lookup: &Lookup<T>) -> Line {
     Line::defect(mark, text, step)
 }
 
-/// Returns the next step after a failed request.
-fn step_after(error: &KubectlError) -> NextStep<'static> {
+/// A line for a failed list. Its mark is the first if the user may not list the objects, otherwise the second.
+fn failed_line(text: String, error: &KubectlError, marks: [Mark; 2]) -> Line {
+    let [not_permitted, failed] = marks;
     match error.code() {
-        Some(403) => PERMISSION,
-        _ => API_SERVER,
+        Some(403) => Line::defect(not_permitted, text, PERMISSION),
+        _ => Line::defect(failed, text, API_SERVER),
     }
 }
 
@@ -312,17 +313,13 @@ pub(super) fn pods(
         Ok(Some((namespace, pods))) => (namespace, pods),
         Ok(None) => return Vec::new(),
         Err(error) => {
-            let mark = match error.code() {
-                Some(403) => Mark::Note,
-                _ => Mark::Unknown,
-            };
             let text = format!("the hub's pods are not checked: {error}");
-            return vec![Line::defect(mark, text, step_after(error))];
+            return vec![failed_line(text, error, [Mark::Note, Mark::Unknown])];
         }
     };
     let is_current = |pod: &&Value| pod.pointer("/metadata/deletionTimestamp").is_none();
     let pods: Vec<&Value> = pods.iter().filter(is_current).collect();
-    let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+    let ready = pods.iter().filter(|pod| is_true(pod, "Ready")).count();
     let mut lines = Vec::new();
     if ready > 0 {
         let text = format!("{ready} of {} pods of the hub are Ready", pods.len());
@@ -338,7 +335,7 @@ pub(super) fn pods(
 fn pod_defect(namespace: &str, pod: &Value, now: Timestamp) -> Option<Line> {
     let name = text_at(pod, "/metadata/name").unwrap_or_default();
     let pod_name = format!("the pod {namespace}/{name}");
-    Some(match (is_ready(pod), recent_restart(pod, now)) {
+    Some(match (is_true(pod, "Ready"), recent_restart(pod, now)) {
         (true, None) => return None,
         (true, Some(restart)) => {
             let text = format!("{pod_name} has {restart}");
@@ -356,9 +353,10 @@ fn pod_defect(namespace: &str, pod: &Value, now: Timestamp) -> Option<Line> {
     })
 }
 
-fn is_ready(pod: &Value) -> bool {
-    list_at(pod, "/status/conditions")
-        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+/// Returns whether the object has this condition, and it is True.
+fn is_true(object: &Value, type_: &str) -> bool {
+    list_at(object, "/status/conditions")
+        .any(|condition| condition["type"] == type_ && condition["status"] == "True")
 }
 
 /// Describes the last restart of a container, if it was recent.
@@ -426,12 +424,8 @@ pub(super) fn members(
     let members = match members {
         Ok(members) => members,
         Err(error) => {
-            let mark = match error.code() {
-                Some(403) => Mark::Unknown,
-                _ => Mark::Problem,
-            };
             let text = format!("the members are not known: {error}");
-            return vec![Line::defect(mark, text, step_after(error))];
+            return vec![failed_line(text, error, [Mark::Unknown, Mark::Problem])];
         }
     };
     if members.is_empty() {
@@ -473,11 +467,7 @@ pub(super) fn members(
 fn agent_clocks(members: &[Value]) -> Option<Line> {
     let is_agent = |member: &&Value| text_at(member, "/status/mode").as_deref() == Some("agent");
     let agents: Vec<&Value> = members.iter().filter(is_agent).collect();
-    let agrees = |member: &&&Value| {
-        list_at(member, "/status/conditions").any(|condition| {
-            condition["type"] == CLOCK_SYNCHRONIZED && condition["status"] == "True"
-        })
-    };
+    let agrees = |agent: &&&Value| is_true(agent, CLOCK_SYNCHRONIZED);
     let agreeing = agents.iter().filter(agrees).count();
     let text = format!(
         "the clocks of {agreeing} of {} agents agree with the hub's",
