@@ -15,8 +15,9 @@ pub(super) struct OldReferences {
 }
 
 /// Result for one CryptoEdgeDeployment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum MigrationResult {
+    #[default]
     WouldBeCreated,
     Created,
     /// A KryptonDeployment of that name exists. Its content may differ.
@@ -44,7 +45,7 @@ impl MigrationResult {
 }
 
 /// A CryptoEdgeDeployment and its translation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct TranslatedDeployment {
     pub(super) namespace: String,
     pub(super) name: String,
@@ -88,12 +89,7 @@ pub(super) fn translate(
         let mut row = TranslatedDeployment {
             namespace,
             name,
-            region: None,
-            secret: None,
-            release: None,
-            object: None,
-            result: MigrationResult::WouldBeCreated,
-            notes: Vec::new(),
+            ..TranslatedDeployment::default()
         };
         match translate_spec(object, &row, references) {
             Ok(spec) => add_deployment(&mut row, spec, &mut owners, existing),
