@@ -227,7 +227,6 @@ async fn check_hub(home: &Connection, namespaces: &[String], now: Timestamp) -> 
     lines
 }
 
-/// Returns the pod's service account.
 fn account_of(pod: &Value) -> Option<&str> {
     pod.pointer("/spec/serviceAccountName")?.as_str()
 }
@@ -260,7 +259,6 @@ async fn check_cluster(
     lines
 }
 
-/// The CRDs of Krypton by name.
 async fn read_crds(cluster: &Connection) -> Vec<(String, Lookup<CustomResourceDefinition>)> {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let lookups = krypton_crds::all().into_iter().map(async |crd| {

@@ -182,7 +182,6 @@ fn short_help(text: Option<&StyledStr>) -> String {
     sentence.trim_end_matches('.').to_owned()
 }
 
-/// Returns the selected cluster.
 fn selected_target<'a>(matches: &ArgMatches, env: Env<'a>) -> Target<'a> {
     let kubeconfig = matches.try_get_one("kubeconfig").ok().flatten().cloned();
     let context = matches.try_get_one("context").ok().flatten().cloned();

@@ -15,7 +15,6 @@ use crate::running_pods::{active, find};
 /// Most Tenants that a command reads.
 const MAX_TENANTS: usize = 500_000;
 
-/// The Tenants that a command has read.
 #[derive(Clone, Debug)]
 pub(crate) struct FleetTenants {
     pub(crate) tenants: Vec<FleetTenant>,

@@ -299,7 +299,6 @@ impl ChartRelease<'_> {
     }
 }
 
-/// Describes the pods that are not ready.
 fn unready_pods(pods: &[Value]) -> String {
     let described = pods.iter().filter_map(|pod| {
         let name = text_at(pod, "/metadata/name").unwrap_or_default();

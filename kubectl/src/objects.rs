@@ -21,7 +21,6 @@ const PAGE_SIZE: u32 = 500;
 /// Attempts of a write that conflicts with another writer.
 const MAX_ATTEMPTS: usize = 3;
 
-/// Scope of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     All,

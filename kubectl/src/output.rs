@@ -44,7 +44,6 @@ pub(crate) fn print_now(out: &mut dyn io::Write, text: &str) -> Result<bool, Kub
     }
 }
 
-/// Encodes objects as one list.
 pub(crate) fn encode_list(format: OutputFormat, items: Vec<Value>) -> Result<String, KubectlError> {
     encode(format, &as_list(items))
 }

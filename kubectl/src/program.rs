@@ -109,7 +109,6 @@ pub(crate) fn unready_cause(pod: &Value) -> Option<String> {
     Some(reason_and_message(&text("/reason"), &text("/message")))
 }
 
-/// Returns the program's image in the pod.
 pub(crate) fn image_of(pod: &Value, program: Program) -> Option<&str> {
     let container = containers(pod).find(|it| it["name"] == program.container());
     container?.get("image")?.as_str()

@@ -203,7 +203,6 @@ pub(crate) fn list_at<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Ite
     list.into_iter().flatten()
 }
 
-/// Age of an object.
 pub(crate) fn age_of(metadata: &ObjectMeta, now: Timestamp) -> String {
     let created = metadata.creation_timestamp.as_ref();
     or_dash(created.map(|created| age(created.0, now)))

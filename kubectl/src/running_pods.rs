@@ -106,7 +106,6 @@ pub(crate) async fn active(
     })
 }
 
-/// Returns the holder of a Lease.
 async fn holder(
     cluster: &Connection,
     namespace: &str,

@@ -24,7 +24,6 @@ const AGENT_DOCS: &str = "reference/reasons.md#agent-messages";
 const CONNECTION_REMEDY: &str =
     "check that the hub listens at this address, and that no device changes the connection";
 
-/// Reads the join bundle in a file.
 pub(crate) fn read(file: &Path) -> Result<JoinBundle, KubectlError> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         KubectlError::Failed(format!("reading {} failed: {error}", file.display()))
@@ -101,7 +100,6 @@ async fn connections(bundle: &JoinBundle, env: Env<'_>) -> Vec<Line> {
     judge(&join_all(attempts).await)
 }
 
-/// An attempt to connect to one address.
 struct Attempt<'a> {
     address: &'a str,
     /// Proxy of the environment for this address.

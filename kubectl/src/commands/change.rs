@@ -63,7 +63,6 @@ pub(crate) struct Resync {
     names: Vec<String>,
 }
 
-/// The objects to change.
 #[derive(Clone, Debug)]
 pub(crate) struct NamedObjects {
     kind: Kind,
@@ -118,7 +117,6 @@ pub(crate) enum Verb {
     Unban,
 }
 
-/// A change of one object.
 #[derive(Clone, Debug, PartialEq)]
 struct PlannedChange {
     /// A merge patch. `None` if the object needs no change.
@@ -173,7 +171,6 @@ async fn has_members(cluster: &Connection) -> bool {
     list.await.is_ok_and(|list| !list.items.is_empty())
 }
 
-/// Returns the change of this object.
 fn plan_change(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> PlannedChange {
     let is_set = |field: &str| object.pointer(field).and_then(Value::as_bool) == Some(true);
     let annotations = object.pointer("/metadata/annotations");

@@ -191,7 +191,6 @@ async fn old_objects(
     none_without_crd(home.untyped(resource, scope).list_values().await)
 }
 
-/// Returns `None` if the CRD does not exist.
 fn none_without_crd(
     list: Result<Vec<Value>, KubectlError>,
 ) -> Result<Option<Vec<Value>>, KubectlError> {

@@ -248,7 +248,6 @@ fn status_output(
     CommandOutput { stdout, stderr }
 }
 
-/// The Secret's annotations.
 #[derive(Clone, Debug, Default)]
 struct CaAnnotations {
     rotation_state: Option<RotationState>,

@@ -32,7 +32,6 @@ const SHOWN_REVISIONS: usize = 3;
 /// With more members than this, healthy members share one line.
 const MAX_UNGROUPED_MEMBERS: usize = 3;
 
-/// The complete explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Explanation {
     pub(super) lines: Vec<Line>,

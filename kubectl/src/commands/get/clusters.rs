@@ -84,7 +84,6 @@ fn mode(cluster: &EdgeCluster) -> String {
     modes.join(",")
 }
 
-/// The status of a condition.
 fn truth(cluster: &EdgeCluster, type_: &str) -> String {
     let state = status(cluster).and_then(|it| conditions::find(&it.conditions, type_));
     state

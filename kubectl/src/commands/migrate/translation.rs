@@ -57,7 +57,6 @@ pub(super) struct TranslatedDeployment {
     /// The KryptonDeployment.
     pub(super) object: Option<Value>,
     pub(super) result: MigrationResult,
-    /// Remarks for the user.
     pub(super) notes: Vec<String>,
 }
 

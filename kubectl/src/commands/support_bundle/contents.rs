@@ -39,7 +39,6 @@ impl BundleContents {
         }
     }
 
-    /// Notes a missing file or part.
     pub(super) fn add_missing(&mut self, name: &str, reason: &str) {
         self.missing.push((name.to_owned(), reason.to_owned()));
     }
@@ -93,7 +92,6 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The files of a bundle.
     pub(crate) fn unpacked(packed: impl Read) -> BTreeMap<String, String> {
         let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed));
         let entries = archive.entries().unwrap().map(|entry| {

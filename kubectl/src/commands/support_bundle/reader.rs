@@ -131,7 +131,6 @@ impl<'a> BundleReader<'a> {
         }
     }
 
-    /// Reads the state of each process.
     async fn read_dumps(&mut self, addresses: &[SocketAddr]) {
         for address in addresses {
             for program in Program::ALL {
