@@ -117,16 +117,7 @@ pub(crate) enum Verb {
     Unban,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-struct PlannedChange {
-    /// A merge patch. `None` if the object needs no change.
-    patch: Option<Value>,
-    /// The result for the user, after the object's name.
-    result: &'static str,
-    note: Option<&'static str>,
-    /// A note about clusters that the change does not reach. Only relevant on the home cluster.
-    unreached_note: Option<String>,
-}
+const BAN_NOTE: &str = "its releases stay installed, and its agent keeps its last desired state; to stop the agent's writes too, pause the cluster first";
 
 /// Changes the objects one after the other. An error lists the objects that were changed before it.
 pub(crate) async fn run(
@@ -136,25 +127,27 @@ pub(crate) async fn run(
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
-    let scope = change.kind.scope(target.args.namespace.as_deref(), &home);
-    let objects = home.untyped(change.kind.resource(), &scope);
+    let NamedObjects { kind, names } = change;
+    let scope = kind.scope(target.args.namespace.as_deref(), &home);
+    let objects = home.untyped(kind.resource(), &scope);
     let mut output = CommandOutput::default();
-    for name in &change.names {
+    for name in &names {
         let changing = objects.change(name, |object| {
-            let mut planned =
-                plan_change(verb, change.kind, &objects.to_value(object.clone()), now);
-            (planned.patch.take(), planned)
+            let object = objects.to_value(object.clone());
+            let (patch, result) = plan_change(verb, kind, &object, now);
+            let note = unreached_note(&object).filter(|_| kind == Kind::Tenant);
+            (patch, (result, note))
         });
-        let planned = match changing.await {
+        let (result, note) = match changing.await {
             Ok((_, planned)) => planned,
             Err(error) => return Err(error.with_output(output)),
         };
-        output.stdout += &format!("{} {}\n", objects.full_name(name), planned.result);
-        if let Some(note) = planned.note {
-            output.stderr += &format!("{note}\n");
+        output.stdout += &format!("{} {result}\n", objects.full_name(name));
+        if verb == Verb::Ban {
+            output.stderr += &format!("{BAN_NOTE}\n");
         }
         // On an edge cluster, its Tenants name no other cluster.
-        if let Some(note) = planned.unreached_note
+        if let Some(note) = note
             && has_members(&home).await
         {
             output.stderr += &format!("{note}\n");
@@ -171,7 +164,13 @@ async fn has_members(cluster: &Connection) -> bool {
     list.await.is_ok_and(|list| !list.items.is_empty())
 }
 
-fn plan_change(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> PlannedChange {
+/// Returns a merge patch, or `None` if the object needs no change, and the result for the user.
+fn plan_change(
+    verb: Verb,
+    kind: Kind,
+    object: &Value,
+    now: Timestamp,
+) -> (Option<Value>, &'static str) {
     let is_set = |field: &str| object.pointer(field).and_then(Value::as_bool) == Some(true);
     let annotations = object.pointer("/metadata/annotations");
     let annotation = annotations.and_then(|it| it.get(PAUSED_ANNOTATION)?.as_str());
@@ -219,13 +218,9 @@ fn plan_change(verb: Verb, kind: Kind, object: &Value, now: Timestamp) -> Planne
             ("unbanned", "is not banned"),
         ),
     };
-    PlannedChange {
-        note: (verb == Verb::Ban).then_some(
-            "its releases stay installed, and its agent keeps its last desired state; to stop the agent's writes too, pause the cluster first",
-        ),
-        unreached_note: unreached_note(object).filter(|_| kind == Kind::Tenant),
-        patch: needs_patch.then_some(patch),
-        result: if needs_patch { changed_result } else { unchanged_result },
+    match needs_patch {
+        true => (Some(patch), changed_result),
+        false => (None, unchanged_result),
     }
 }
 
@@ -280,12 +275,9 @@ mod tests {
             (Unban, Cluster, &plain, false, "is not banned"),
         ];
         for (verb, kind, object, needs_patch, result) in rows {
-            let planned = plan_change(verb, kind, object, now());
-            assert_eq!(
-                (planned.patch.is_some(), planned.result),
-                (needs_patch, result),
-                "{verb:?} {kind:?}"
-            );
+            let (patch, planned_result) = plan_change(verb, kind, object, now());
+            assert_eq!(patch.is_some(), needs_patch, "{verb:?} {kind:?}");
+            assert_eq!(planned_result, result, "{verb:?} {kind:?}");
         }
     }
 
