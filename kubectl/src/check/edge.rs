@@ -117,13 +117,10 @@ fn judge(attempts: &[Attempt<'_>]) -> Vec<Line> {
         };
         let place = format!("{machine}, not from the cluster");
         match &attempt.result {
-            Ok(()) => {
-                let text = format!(
-                    "the hub responds at {} with a valid certificate ({place})",
-                    attempt.address
-                );
-                Line::ok(text)
-            }
+            Ok(()) => Line::ok(format!(
+                "the hub responds at {} with a valid certificate ({place})",
+                attempt.address
+            )),
             Err(error) => {
                 let mark = match is_connected {
                     true => Mark::Note,

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::version::Info;
-use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::edge_cluster::{EdgeCluster, TenantCounts};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::{SCHEMA_VERSION, schema_version};
 use krypton_runtime::crd::is_established;
@@ -447,10 +447,8 @@ pub(super) fn members(
     let omitted = defects.len().saturating_sub(MAX_MEMBERS);
     let mut lines = Vec::new();
     if healthy > 0 {
-        let text = format!(
-            "{healthy} of {} members are connected, and up to date",
-            members.len()
-        );
+        let total = members.len();
+        let text = format!("{healthy} of {total} members are connected, and up to date");
         lines.push(Line::ok(text));
     }
     lines.extend(agent_clocks(members));
@@ -468,11 +466,8 @@ fn agent_clocks(members: &[Value]) -> Option<Line> {
     let is_agent = |member: &&Value| text_at(member, "/status/mode").as_deref() == Some("agent");
     let agents: Vec<&Value> = members.iter().filter(is_agent).collect();
     let agrees = |agent: &&&Value| is_true(agent, CLOCK_SYNCHRONIZED);
-    let agreeing = agents.iter().filter(agrees).count();
-    let text = format!(
-        "the clocks of {agreeing} of {} agents agree with the hub's",
-        agents.len()
-    );
+    let (agreeing, total) = (agents.iter().filter(agrees).count(), agents.len());
+    let text = format!("the clocks of {agreeing} of {total} agents agree with the hub's");
     (agreeing > 0).then(|| Line::ok(text))
 }
 
@@ -500,11 +495,8 @@ fn member(object: &Value, hub_version: Option<&str>, now: Timestamp) -> Vec<Line
         let text = "the hub may not connect to it yet";
         warn(text, (&remedy, ACCEPTANCE_DOCS));
     }
-    if let Some(tenants) = status.tenants.filter(|tenants| tenants.error > 0) {
-        let text = format!(
-            "{} of {} Tenants are in phase Error",
-            tenants.error, tenants.total
-        );
+    if let Some(TenantCounts { total, error, .. }) = status.tenants.filter(|it| it.error > 0) {
+        let text = format!("{error} of {total} Tenants are in phase Error");
         warn(&text, FAILING_TENANTS);
     }
     if let (Some(agent_version), Some(hub_version)) = (&status.agent_version, hub_version)

@@ -208,11 +208,9 @@ fn judge(account: &ServiceAccount, kinds: usize, rights: &[(Right, Lookup<bool>)
             let subject = format!("whether Helm's account {account} has its rights");
             unknown_line(&subject, failure)
         }
-        None => {
-            let text =
-                format!("Helm's account {account} has the rights for this chart ({kinds} kinds)");
-            Line::ok(text)
-        }
+        None => Line::ok(format!(
+            "Helm's account {account} has the rights for this chart ({kinds} kinds)"
+        )),
     }
 }
 

@@ -102,16 +102,18 @@ pub(super) fn explain(
 }
 
 fn is_ready(tenant: &Tenant, status: &TenantStatus, member: Option<&str>) -> bool {
-    if tenant.metadata.deletion_timestamp.is_some() {
-        return false;
-    }
     let truth = match member {
         Some(member) => conditions::clusters(&status.conditions)
             .get(member)
             .map(|state| state.ready.truth),
         None => conditions::find(&status.conditions, READY).map(|state| state.truth),
     };
-    truth == Some(Truth::True) && !is_behind(tenant, status.observed_generation)
+    truth == Some(Truth::True) && is_current(tenant, status.observed_generation)
+}
+
+/// Returns whether the object stays, and its status describes this generation.
+fn is_current(object: &impl ResourceExt, observed_generation: Option<i64>) -> bool {
+    object.meta().deletion_timestamp.is_none() && !is_behind(object, observed_generation)
 }
 
 /// Returns whether the status describes an earlier generation.

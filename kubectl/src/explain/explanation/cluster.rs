@@ -7,7 +7,7 @@ use kube::ResourceExt as _;
 
 use super::super::remedy;
 use super::super::sources::{Lookup, ObjectSources};
-use super::{Explainer, Explanation, is_behind};
+use super::{Explainer, Explanation, is_behind, is_current};
 use crate::statement::Mark;
 
 /// Tenants with their own lines.
@@ -24,8 +24,7 @@ pub(in crate::explain) fn explain_cluster(
     let is_led = explainer.explain_leader(&sources.leader_lease, &sources.hub_namespaces);
     explainer.set_member(&name);
     let is_connected = explainer.explain_member(&name, &Lookup::Found(cluster.clone()));
-    let is_behind = is_behind(cluster, status.observed_generation);
-    if is_behind {
+    if is_behind(cluster, status.observed_generation) {
         let text = "it was changed, and its status does not reflect the change yet";
         explainer.add(Mark::Note, text);
     }
@@ -35,8 +34,7 @@ pub(in crate::explain) fn explain_cluster(
     explainer.explain_events(&sources.events);
     let ready = conditions::find(&status.conditions, READY);
     let is_ready = ready.is_some_and(|ready| ready.truth == Truth::True)
-        && !is_behind
-        && cluster.metadata.deletion_timestamp.is_none();
+        && is_current(cluster, status.observed_generation);
     Explanation {
         ready: is_led && is_connected && is_ready,
         lines: explainer.lines,
@@ -69,13 +67,11 @@ impl Explainer {
                 (true, true) => Mark::Ok,
             };
             let text = format!("{} of {} Tenants are Ready", counts.ready, counts.total);
-            self.add(
-                mark,
-                match is_connected {
-                    true => text,
-                    false => format!("at the last contact, {text}"),
-                },
-            );
+            let text = match is_connected {
+                true => text,
+                false => format!("at the last contact, {text}"),
+            };
+            self.add(mark, text);
         }
         let summaries = status.tenant_summaries.iter().flat_map(|it| &it.tenants);
         let mut failing: Vec<&TenantSummary> = summaries.filter(|it| it.state != "Ready").collect();

@@ -7,7 +7,7 @@ use kube::ResourceExt as _;
 
 use super::super::remedy;
 use super::super::sources::ObjectSources;
-use super::{Explainer, Explanation, is_behind, mark_for};
+use super::{Explainer, Explanation, is_current, mark_for};
 use crate::statement::Mark;
 
 /// Reason of `Ready` if the chart or Helm failed.
@@ -55,14 +55,10 @@ impl Explainer {
         let remedy = (ready.reason == HELM_FAILED).then_some(retry.as_str());
         self.explain_readiness(object, status.observed_generation, &ready, remedy);
         if let Some(chart) = &status.last_applied_chart {
-            self.add(
-                Mark::Ok,
-                format!("the chart that was installed last is {chart}"),
-            );
+            let text = format!("the chart that was installed last is {chart}");
+            self.add(Mark::Ok, text);
         }
-        ready.truth == Truth::True
-            && !is_behind(object, status.observed_generation)
-            && object.metadata.deletion_timestamp.is_none()
+        ready.truth == Truth::True && is_current(object, status.observed_generation)
     }
 
     /// Returns whether the members that keep the release are connected.
