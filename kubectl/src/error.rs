@@ -10,7 +10,7 @@ use krypton_runtime::call::ApiError;
 
 use crate::render::{CommandOutput, one_line};
 
-pub use exit_code::{EXIT_CODE_MEANINGS, ExitCode};
+pub use exit_code::ExitCode;
 
 /// Reason why a command failed. One line each, followed by its sources.
 #[derive(Debug, thiserror::Error)]

@@ -28,7 +28,7 @@ mod statement;
 mod tool;
 
 pub use cli::{Cli, run};
-pub use error::{CallError, EXIT_CODE_MEANINGS, ExitCode, KubectlError};
+pub use error::{CallError, ExitCode, KubectlError};
 pub use home::Connection;
 pub use render::CommandOutput;
 
