@@ -56,13 +56,14 @@ pub(crate) async fn run(
     let namespace = find_release(&args, named, target, &cluster).await?;
     let namespace = namespace.as_str();
     let release = args.helm.release(program, namespace, &target.args);
-    let pods = ProgramPods::new(&cluster, namespace, program);
-    let stopped = pods.stop(args.helm.timeout).await?;
+    let scope = Scope::Namespace(namespace.to_owned());
+    let deployments = cluster.untyped(ApiResource::erase::<Deployment>(&()), &scope);
+    let stopped = stop(&args, &cluster, namespace, &deployments).await?;
     let output = match release.uninstall().await {
         Ok(output) => output,
         Err(error) => {
             if let Some((deployment, replicas)) = &stopped {
-                pods.set_replicas(deployment, *replicas).await?;
+                set_replicas(&deployments, deployment, *replicas).await?;
             }
             return Err(error);
         }
@@ -103,72 +104,54 @@ async fn find_release(
     )))
 }
 
-/// The pods of the release's Deployment.
-struct ProgramPods<'a> {
-    cluster: &'a Connection,
-    deployments: Objects<DynamicObject>,
-    namespace: &'a str,
-    program: Program,
+/// Ends all pods of the release's Deployment while they still have their rights: an agent lets Helm finish, and both
+/// release their Lease. Returns the Deployment and its earlier number of pods, which remains if they do not end. `None`
+/// without a Deployment, as for a release with `installMode.crdsRbacOnly`.
+async fn stop(
+    args: &Uninstall,
+    cluster: &Connection,
+    namespace: &str,
+    deployments: &Objects<DynamicObject>,
+) -> Result<Option<(String, i64)>, KubectlError> {
+    let (program, deadline) = (args.program, args.helm.timeout);
+    // The name depends on the values.
+    let label = format!("{INSTANCE_LABEL}={}", program.container());
+    let found = deployments.list_selected(None, Some(&label)).await?;
+    let mut found = found.iter();
+    let Some(deployment) = found.find_map(|it| text_at(it, "/metadata/name")) else {
+        return Ok(None);
+    };
+    let previous = set_replicas(deployments, &deployment, 0).await?;
+    let check = async || {
+        let pods = pods_of(cluster, namespace, program).await?;
+        Ok(pods.is_empty().then_some(()))
+    };
+    let error = match poll_patiently((INTERVAL, deadline), check).await {
+        Ok(Some(())) => return Ok(Some((deployment, previous))),
+        Ok(None) => KubectlError::NoResponse(format!(
+            "the pods of the {} in the namespace {namespace} did not end within {} s; they run again, and nothing was uninstalled",
+            program.name(),
+            deadline.as_secs()
+        )),
+        Err(error) => error,
+    };
+    set_replicas(deployments, &deployment, previous).await?;
+    Err(error)
 }
 
-impl<'a> ProgramPods<'a> {
-    fn new(cluster: &'a Connection, namespace: &'a str, program: Program) -> Self {
-        let kind = ApiResource::erase::<Deployment>(&());
-        Self {
-            cluster,
-            deployments: cluster.untyped(kind, &Scope::Namespace(namespace.to_owned())),
-            namespace,
-            program,
-        }
-    }
-
-    /// Returns the name of the Deployment, which depends on the values. `None` for a release with
-    /// `installMode.crdsRbacOnly`, or if the Deployment was deleted.
-    async fn deployment(&self) -> Result<Option<String>, KubectlError> {
-        let label = format!("{INSTANCE_LABEL}={}", self.program.container());
-        let deployments = self.deployments.list_selected(None, Some(&label)).await?;
-        let mut names = deployments
-            .iter()
-            .filter_map(|deployment| text_at(deployment, "/metadata/name"));
-        Ok(names.next())
-    }
-
-    /// Sets the number of pods. Returns the earlier one.
-    async fn set_replicas(&self, deployment: &str, replicas: i64) -> Result<i64, KubectlError> {
-        let decide = |deployment: &DynamicObject| {
-            let previous = deployment.data.pointer("/spec/replicas");
-            let patch = json!({"spec": {"replicas": replicas}});
-            (Some(patch), previous.and_then(Value::as_i64).unwrap_or(1))
-        };
-        let (_, previous) = self.deployments.change(deployment, decide).await?;
-        Ok(previous)
-    }
-
-    /// Ends all pods while they still have their rights: an agent lets Helm finish, and both release their Lease.
-    /// Returns the Deployment and its earlier number of pods, which remains if they do not end. `None` without a
-    /// Deployment.
-    async fn stop(&self, deadline: Duration) -> Result<Option<(String, i64)>, KubectlError> {
-        let Some(deployment) = self.deployment().await? else {
-            return Ok(None);
-        };
-        let previous = self.set_replicas(&deployment, 0).await?;
-        let check = async || {
-            let pods = pods_of(self.cluster, self.namespace, self.program).await?;
-            Ok(pods.is_empty().then_some(()))
-        };
-        let error = match poll_patiently((INTERVAL, deadline), check).await {
-            Ok(Some(())) => return Ok(Some((deployment, previous))),
-            Ok(None) => KubectlError::NoResponse(format!(
-                "the pods of the {} in the namespace {} did not end within {} s; they run again, and nothing was uninstalled",
-                self.program.name(),
-                self.namespace,
-                deadline.as_secs()
-            )),
-            Err(error) => error,
-        };
-        self.set_replicas(&deployment, previous).await?;
-        Err(error)
-    }
+/// Sets the number of pods. Returns the earlier one.
+async fn set_replicas(
+    deployments: &Objects<DynamicObject>,
+    deployment: &str,
+    replicas: i64,
+) -> Result<i64, KubectlError> {
+    let decide = |deployment: &DynamicObject| {
+        let previous = deployment.data.pointer("/spec/replicas");
+        let patch = json!({"spec": {"replicas": replicas}});
+        (Some(patch), previous.and_then(Value::as_i64).unwrap_or(1))
+    };
+    let (_, previous) = deployments.change(deployment, decide).await?;
+    Ok(previous)
 }
 
 /// Formats the number of objects. `None` if the cluster does not have the kind, or the user may not list it.
