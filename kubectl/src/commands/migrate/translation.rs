@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use krypton_types::names::{self, RELEASE_NAME_MAX};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// The objects that CryptoEdgeDeployments refer to.
 #[derive(Clone, Debug, Default)]
@@ -65,8 +65,8 @@ type SecretRef = (Option<String>, String);
 
 /// The spec of a KryptonDeployment, and its kubeconfig Secret.
 struct DeploymentSpec {
-    account: Map<String, Value>,
-    region: Map<String, Value>,
+    account: Value,
+    region: Value,
     secret: SecretRef,
     notes: Vec<String>,
 }
@@ -160,7 +160,7 @@ fn translate_spec(
         true => spec_from_inline(object)?,
         false => spec_from_references(object, &row.namespace, references)?,
     };
-    match spec.account.contains_key("name") {
+    match spec.account.get("name").is_some() {
         true => Ok(spec),
         false => Err("it names no account".to_owned()),
     }
@@ -185,7 +185,7 @@ fn spec_from_inline(object: &Value) -> Result<DeploymentSpec, String> {
         Some(secret) => {
             let reference =
                 text_fields(&region_spec["kubeconfig"]["secret"], &["name", "namespace"]);
-            region.insert("kubeconfig".to_owned(), json!({"secret": reference}));
+            region["kubeconfig"] = json!({"secret": reference});
             (region_text("/kubeconfig/secret/namespace"), secret)
         }
         None => {
@@ -216,13 +216,17 @@ fn spec_from_references(
         .or(region_ref.clone())
         .ok_or("it names no region")?;
     let region_name = region_ref.or(target_region).unwrap_or_default();
-    let mut account = Map::from_iter([("name".to_owned(), json!(account_name))]);
-    match find_objects(&references.accounts, &account_name, Some(namespace)).first() {
-        Some(account_object) => account.extend(text_fields(&account_object["spec"], &["displayName", "owner"])),
-        None => notes.push(format!(
-            "AccountNotFound: there is no Account {account_name} in namespace {namespace}; its display name and owner are left out"
-        )),
-    }
+    let accounts = find_objects(&references.accounts, &account_name, Some(namespace));
+    let mut account = match accounts.first() {
+        Some(account) => text_fields(&account["spec"], &["displayName", "owner"]),
+        None => {
+            notes.push(format!(
+                "AccountNotFound: there is no Account {account_name} in namespace {namespace}; its display name and owner are left out"
+            ));
+            json!({})
+        }
+    };
+    account["name"] = json!(account_name);
     let (secret_namespace, secret) = match find_region_secret(&region_name, references)? {
         Some(secret) => secret,
         None => {
@@ -237,17 +241,13 @@ fn spec_from_references(
             (references.operator_namespace.clone(), secret)
         }
     };
-    let mut reference = Map::from_iter([("name".to_owned(), json!(secret))]);
+    let mut reference = json!({"name": secret});
     if let Some(namespace) = &secret_namespace {
-        reference.insert("namespace".to_owned(), json!(namespace));
+        reference["namespace"] = json!(namespace);
     }
-    let region = [
-        ("name".to_owned(), json!(name)),
-        ("kubeconfig".to_owned(), json!({"secret": reference})),
-    ];
     Ok(DeploymentSpec {
         account,
-        region: Map::from_iter(region),
+        region: json!({"name": name, "kubeconfig": {"secret": reference}}),
         secret: (secret_namespace, secret),
         notes,
     })
@@ -293,11 +293,8 @@ fn text(object: &Value, pointer: &str) -> Option<String> {
 }
 
 /// Returns the fields that are texts and not empty.
-fn text_fields(object: &Value, fields: &[&str]) -> Map<String, Value> {
-    let field = |name: &&str| {
-        let text = text(object, &format!("/{name}"))?;
-        Some(((*name).to_owned(), Value::String(text)))
-    };
+fn text_fields(object: &Value, fields: &[&str]) -> Value {
+    let field = |name: &&str| Some(((*name).to_owned(), text(object, &format!("/{name}"))?));
     fields.iter().filter_map(field).collect()
 }
 
