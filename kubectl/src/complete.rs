@@ -55,19 +55,16 @@ pub(super) async fn completions(program: &Command, args: &[String], env: Env<'_>
         None => ("", args),
     };
     let (command, matches) = parse_incomplete(program, previous);
-    let (values, names) = match completion(&command, &matches, previous, current) {
+    let values = match completion(&command, &matches, previous, current) {
         Completion::Files => return FILES.to_owned(),
-        Completion::Values(values) => (values, Vec::new()),
-        Completion::Contexts => (Vec::new(), contexts(env)),
-        Completion::ObjectNames(kind) => (Vec::new(), list_names(Some(kind), &matches, env).await),
-        Completion::Namespaces => (Vec::new(), list_names(None, &matches, env).await),
-        Completion::Nothing => Default::default(),
+        Completion::Values(values) => values,
+        Completion::Contexts => without_help(contexts(env)),
+        Completion::ObjectNames(kind) => without_help(list_names(Some(kind), &matches, env).await),
+        Completion::Namespaces => without_help(list_names(None, &matches, env).await),
+        Completion::Nothing => Vec::new(),
     };
     let mut text = String::new();
-    for (value, help) in values
-        .into_iter()
-        .chain(names.into_iter().map(without_help))
-    {
+    for (value, help) in values {
         if value.starts_with(current) && !previous.contains(&value) {
             let tab = if help.is_empty() { "" } else { "\t" };
             text += &format!("{value}{tab}{help}\n");
@@ -126,9 +123,7 @@ fn completion(
     };
     match (command.get_name(), positional.get_id().as_str()) {
         (_, "kind" | "of" | "program") => value_completion(positional),
-        ("log-level", _) => {
-            Completion::Values(LEVELS.map(str::to_owned).map(without_help).to_vec())
-        }
+        ("log-level", _) => Completion::Values(without_help(LEVELS.map(str::to_owned))),
         ("join" | "leave" | "accept" | "ban" | "unban", _) => {
             Completion::ObjectNames(Kind::Cluster)
         }
@@ -170,8 +165,9 @@ fn value_completion(arg: &Arg) -> Completion {
     }
 }
 
-fn without_help(value: String) -> (String, String) {
-    (value, String::new())
+fn without_help(values: impl IntoIterator<Item = String>) -> Vec<(String, String)> {
+    let values = values.into_iter();
+    values.map(|value| (value, String::new())).collect()
 }
 
 /// Returns the first sentence of the first line, without its full stop.
