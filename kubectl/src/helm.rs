@@ -323,26 +323,6 @@ mod tests {
     use super::*;
     use crate::tool::temporary_file;
 
-    #[tokio::test]
-    async fn missing_or_failing_helm_is_named() {
-        let cluster = TargetArgs::default();
-        for (helm, expected) in [
-            ("/nonexistent/helm", "there is no program /nonexistent/helm"),
-            (
-                "false",
-                "Helm failed for krypton-hub in the namespace krypton",
-            ),
-        ] {
-            let helm = HelmArgs {
-                helm: helm.into(),
-                timeout: Duration::from_secs(1),
-            };
-            let release = helm.release(Program::Hub, "krypton", &cluster);
-            let error = release.uninstall().await.unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
-        }
-    }
-
     #[test]
     fn values_are_found_in_flags_and_files() {
         let content = "image: {registry: mirror, tag: 1.20, digest: null}";

@@ -318,14 +318,6 @@ async fn the_version_needs_no_cluster() {
     assert_eq!(output.stdout, expected);
 }
 
-#[tokio::test]
-async fn unknown_context_error_lists_existing_contexts() {
-    let args = ["get", "clusters", "--context", "away"];
-    let text = error_with(Vec::new(), &args).await;
-    let expected = "\"away\" does not exist; its contexts are: home";
-    assert!(text.contains(expected), "{text}");
-}
-
 /// Runs a command against a server with these responses.
 async fn run_with(responses: Vec<(u16, Value)>, args: &[&str]) -> CommandOutput {
     let server = FakeApiServer::with_responses(responses).await;

@@ -140,7 +140,6 @@ fn judge(attempts: &[Attempt<'_>]) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::join_bundle::BUNDLE_MAX_BYTES;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
@@ -200,16 +199,5 @@ mod tests {
         assert!(lines[1].text.starts_with(expected), "{lines:?}");
         let lines = judge(&[attempt("b:2", None, refused())]);
         assert_eq!(lines[0].mark, Mark::Problem);
-    }
-
-    #[test]
-    fn file_without_bundle_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("edge-1.yaml");
-        let error = read(&file).unwrap_err().to_string();
-        assert!(error.contains("edge-1.yaml failed"), "{error}");
-        std::fs::write(&file, "x".repeat(BUNDLE_MAX_BYTES + 1)).unwrap();
-        let error = read(&file).unwrap_err().to_string();
-        assert!(error.contains("edge-1.yaml is not valid"), "{error}");
     }
 }

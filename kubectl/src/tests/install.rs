@@ -55,7 +55,10 @@ async fn agent_is_installed_with_bundle_and_values() {
 #[tokio::test]
 async fn invalid_bundle_starts_no_helm() {
     let server = FakeApiServer::with_responses(Vec::new()).await;
-    for (name, expected) in [("config", "is not valid: "), ("missing", "reading ")] {
+    for (name, expected) in [
+        ("config", "/config is not valid: "),
+        ("missing", "/missing failed: "),
+    ] {
         let file = server.directory.path().join(name);
         let bundle = format!("--bundle={}", file.display());
         let error = server

@@ -155,7 +155,11 @@ async fn unknown_image_of_hub_is_reported() {
     let flags = ["--agent-context=home", "--skip-checks", "--helm", &helm];
     let args = [&["join", "edge-1"][..], &flags].concat();
     let error = server.error(&args).await;
-    for expected in ["a possible cause: ", hint, "Helm failed for krypton-agent"] {
+    for expected in [
+        "a possible cause: ",
+        hint,
+        "Helm failed for krypton-agent in the namespace krypton-system",
+    ] {
         assert!(error.contains(expected), "{error}");
     }
 }
