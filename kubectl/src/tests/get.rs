@@ -32,16 +32,6 @@ edge-22   none,paused,banned   False       False   -         -         -        
     assert_eq!(clusters_table(&fleet()[..2], view(true)).render(), expected);
 }
 
-#[tokio::test]
-async fn table_is_the_default_format() {
-    let list = || vec![list_of(fleet(), "")];
-    let output = run_with(list(), &["get", "clusters"]).await;
-    let expected = clusters_table(&fleet(), view(false)).render();
-    assert_eq!(output.stdout, expected);
-    let named = run_with(list(), &["get", "clusters", "-o", "table"]).await;
-    assert_eq!(named, output);
-}
-
 fn tenants() -> Vec<Value> {
     let chart = "https://charts.jetstack.io/cert-manager:1.19.1";
     vec![
@@ -338,7 +328,8 @@ async fn all_pages_are_read_despite_unreadable_object() {
     let second = pages.split_off(2);
     let responses = vec![list_of(pages, "more"), list_of(second, "")];
     let server = FakeApiServer::with_responses(responses).await;
-    let output = server.run(&["get", "tenants"]).await.unwrap();
+    let args = ["get", "tenants", "-o", "table"];
+    let output = server.run(&args).await.unwrap();
     let expected = tenants_table(&tenants(), view(false)).render();
     assert_eq!(output.stdout, expected);
     let uris = server.uris();
