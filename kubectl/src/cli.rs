@@ -50,7 +50,8 @@ enum Command {
     #[command(after_help = change::RESUME_EXAMPLES)]
     Resume(change::Change),
     /// Retry a failed action now, without waiting for the back-off
-    Resync(change::Resync),
+    #[command(after_help = change::RESYNC_EXAMPLES, mut_args(change::restrict_kinds))]
+    Resync(change::Change),
     /// Trust a stored Helm release that has changed since Krypton deployed it
     AcceptRelease(accept_release::AcceptRelease),
     /// Let the hub connect to clusters whose source is in another namespace than the hub's

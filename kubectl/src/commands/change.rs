@@ -1,6 +1,6 @@
 //! `kubectl krypton pause|resume|resync|accept|ban|unban`: changes one field or annotation of each object.
 
-use clap::Args;
+use clap::{Arg, Args};
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_types::conditions;
@@ -27,7 +27,7 @@ Examples:
 
   # End the pause of a cluster
   kubectl krypton resume cluster NAME";
-const RESYNC_EXAMPLES: &str = "\
+pub(crate) const RESYNC_EXAMPLES: &str = "\
 Examples:
   # Retry a failed action of a Tenant
   kubectl krypton resync tenant NAME -n NAMESPACE";
@@ -53,14 +53,12 @@ pub(crate) struct Change {
     names: Vec<String>,
 }
 
-#[derive(Clone, Debug, Args)]
-#[command(after_help = RESYNC_EXAMPLES)]
-pub(crate) struct Resync {
-    #[arg(value_parser = Kind::singular(&[Kind::Tenant, Kind::Deployment]))]
-    kind: KindArg,
-    /// Name of the object; repeatable. KIND/NAME is possible, too
-    #[arg(value_name = "NAME")]
-    names: Vec<String>,
+/// Restricts the kinds of [`Change`] to those with releases.
+pub(crate) fn restrict_kinds(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "kind" => arg.value_parser(Kind::singular(&[Kind::Tenant, Kind::Deployment])),
+        _ => arg,
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -69,25 +67,13 @@ pub(crate) struct NamedObjects {
     names: Vec<String>,
 }
 
-impl NamedObjects {
-    fn new(kind: &KindArg, names: &[String]) -> Result<Self, KubectlError> {
-        let (kind, names) = (kind.kind, kind.names(names)?);
-        match names.is_empty() {
-            true => Err(KubectlError::usage("name at least one object")),
-            false => Ok(Self { kind, names }),
-        }
-    }
-}
-
 impl Change {
     pub(crate) fn objects(&self) -> Result<NamedObjects, KubectlError> {
-        NamedObjects::new(&self.kind, &self.names)
-    }
-}
-
-impl Resync {
-    pub(crate) fn objects(&self) -> Result<NamedObjects, KubectlError> {
-        NamedObjects::new(&self.kind, &self.names)
+        let (kind, names) = (self.kind.kind, self.kind.names(&self.names)?);
+        match names.is_empty() {
+            true => Err(KubectlError::usage("name at least one object")),
+            false => Ok(NamedObjects { kind, names }),
+        }
     }
 }
 
