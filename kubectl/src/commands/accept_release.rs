@@ -39,18 +39,18 @@ pub(crate) async fn run(
     let secrets = cluster.namespaced::<Secret>(&key.namespace);
     let params = ListParams::default().labels(&releases::secrets_selector(&key.name));
     let release_secrets = secrets.list(params).await?.into_iter();
-    let mut revisions: Vec<(Revision, Secret)> = release_secrets
-        .filter_map(|secret| Some((Revision::from_metadata(&secret.metadata)?.1, secret)))
-        .collect();
-    revisions.sort_by_key(|(revision, _)| revision.revision);
-    let deployed = revisions
-        .iter()
-        .rfind(|(revision, _)| revision.status == Status::Deployed);
-    let Some((revision, secret)) = deployed.or(revisions.last()) else {
+    let revisions = release_secrets
+        .filter_map(|secret| Some((Revision::from_metadata(&secret.metadata)?.1, secret)));
+    // The newest one that is deployed, otherwise the newest.
+    let selected = revisions.max_by_key(|(revision, _)| {
+        let is_deployed = revision.status == Status::Deployed;
+        (is_deployed, revision.revision)
+    });
+    let Some((revision, secret)) = selected else {
         return Err(secrets.not_found("Helm release", &key.name));
     };
     let failed = |error: &dyn std::error::Error| KubectlError::Failed(chain(error));
-    let digest = releases::digest(secret).map_err(|error| failed(&error))?;
+    let digest = releases::digest(&secret).map_err(|error| failed(&error))?;
     let records = cluster.namespaced::<Secret>(SYSTEM_NAMESPACE);
     let record_name = name(&key);
     let mut record = ReleaseRecord::from_secret(records.find(&record_name).await?, &key);
