@@ -26,10 +26,8 @@ const COLUMNS: [Column<KryptonDeployment>; 9] = [
             .to_owned()
     }),
     ("CHART", |it, view| {
-        chart_cell(
-            status(it).and_then(|it| it.last_applied_chart.as_deref()),
-            view,
-        )
+        let chart = status(it).and_then(|it| it.last_applied_chart.as_deref());
+        chart_cell(chart, view)
     }),
     ("MESSAGE", |it, view| {
         message_cell(status(it).and_then(|it| it.last_message.as_deref()), view)

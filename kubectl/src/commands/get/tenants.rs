@@ -21,10 +21,8 @@ const COLUMNS: [Column<Tenant>; 7] = [
     }),
     ("READY", |it, _| ready(it)),
     ("CHART", |it, view| {
-        chart_cell(
-            status(it).and_then(|it| it.last_applied_chart.as_deref()),
-            view,
-        )
+        let chart = status(it).and_then(|it| it.last_applied_chart.as_deref());
+        chart_cell(chart, view)
     }),
     ("MESSAGE", |it, view| {
         message_cell(status(it).and_then(|it| it.last_message.as_deref()), view)
