@@ -198,18 +198,10 @@ pub(crate) async fn search<T>(
 
 impl Target<'_> {
     pub(crate) async fn connect(&self) -> Result<Connection, KubectlError> {
-        let TargetArgs {
-            kubeconfig,
-            context,
-            as_user,
-            as_groups,
-            hub_namespace,
-            request_timeout,
-            ..
-        } = &self.args;
-        let source = local_source(kubeconfig.as_deref(), self.env);
+        let args = &self.args;
+        let source = local_source(args.kubeconfig.as_deref(), self.env);
         let has_kubeconfig = source.flag.is_some() || !source.kubeconfig_variable.is_empty();
-        if let Some(context) = context
+        if let Some(context) = &args.context
             && !has_kubeconfig
         {
             // The account of a pod has no contexts.
@@ -217,26 +209,26 @@ impl Target<'_> {
                 "there is no kubeconfig with the context {context:?}; set --kubeconfig or KUBECONFIG"
             )));
         }
-        if as_user.is_none() && !as_groups.is_empty() {
+        if args.as_user.is_none() && !args.as_groups.is_empty() {
             return Err(KubectlError::usage("--as-group needs --as USER"));
         }
-        let lookup = Box::pin(local(&source, context.as_deref(), Config::incluster));
+        let lookup = Box::pin(local(&source, args.context.as_deref(), Config::incluster));
         let mut located = lookup.await.map_err(KubectlError::Kubeconfig)?;
         if has_kubeconfig && located.config.proxy_url.is_none() {
             let proxy = environment_proxy(&located.config.cluster_url, self.env);
             located.config.proxy_url = proxy.map_err(KubectlError::Kubeconfig)?;
         }
-        if as_user.is_some() {
+        if args.as_user.is_some() {
             let user = &mut located.config.auth_info;
-            user.impersonate.clone_from(as_user);
-            if !as_groups.is_empty() {
-                user.impersonate_groups = Some(as_groups.clone());
+            user.impersonate.clone_from(&args.as_user);
+            if !args.as_groups.is_empty() {
+                user.impersonate_groups = Some(args.as_groups.clone());
             }
         }
         let client = new_client(located.config, USER_AGENT).map_err(KubectlError::Client)?;
         Ok(Connection {
-            hub_namespace: hub_namespace.clone(),
-            request_timeout: *request_timeout,
+            hub_namespace: args.hub_namespace.clone(),
+            request_timeout: args.request_timeout,
             ..Connection::new(client, located.context_name)
         })
     }
