@@ -385,14 +385,10 @@ impl Explainer {
             let time = time.map_or_else(String::new, |time| format!(", {time}"));
             let by = entry.by.as_ref();
             let by = by.map_or_else(String::new, |by| format!(" by {by}"));
-            let HistoryEntry {
-                revision,
-                outcome,
-                cause,
-                ..
-            } = entry;
-            let text =
-                format!("revision {revision}{chart}: {outcome:?}, cause {cause:?}{by}{time}");
+            let text = format!(
+                "revision {}{chart}: {:?}, cause {:?}{by}{time}",
+                entry.revision, entry.outcome, entry.cause
+            );
             self.add(mark, text);
         }
     }
