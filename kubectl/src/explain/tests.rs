@@ -2,6 +2,7 @@ mod objects;
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::coordination::v1::Lease;
 use krypton_types::conditions::{ClusterState, State, Truth, reason};
 use krypton_types::tenant::TenantReport;
 use serde_json::{Value, json};
@@ -11,10 +12,8 @@ use super::sources::{ExplanationSources, Lookup, PastEvent, members_to_explain};
 use super::*;
 use crate::statement::{Mark, to_text};
 
-const NOW: &str = "2026-11-23T00:40:00Z";
-
 fn now() -> Timestamp {
-    NOW.parse().unwrap()
+    "2026-11-23T00:40:00Z".parse().unwrap()
 }
 
 fn key() -> TenantKey {
@@ -172,33 +171,24 @@ fn healthy_tenant_is_shown_without_remedy() {
 #[test]
 fn failure_shows_cause_and_next_step() {
     let retry = |at: &str| json!({"cluster": "edge-1", "action": "Retry", "at": at, "attempts": 3});
-    let cases = [
-        (
-            retry("2026-11-23T00:42:05Z"),
-            "! next: it is retried at 2026-11-23T00:42:05Z (in 2m5s), after 3 failed attempts\n      → now: kubectl krypton resync tenant acme -n default, with the --context of edge-1",
-        ),
-        (
-            retry("2026-11-23T00:39:00Z"),
-            "! next: another attempt, due 2026-11-23T00:39:00Z (60s ago), after 3 failed attempts; no result yet",
-        ),
-        (
-            json!({"cluster": "edge-1", "action": "GivenUp", "attempts": 1}),
-            "! next: nothing. Krypton has stopped retrying after 1 failed attempt, until the chart, the values or the Tenant changes\n      → one more: kubectl",
-        ),
-        (
-            json!({"cluster": "edge-1", "action": "Unlock", "at": "2026-11-23T00:50:00Z", "attempts": 0}),
-            "! next: Krypton takes over the lock of the release at 2026-11-23T00:50:00Z (in 10m)",
-        ),
-        (
-            json!({"cluster": "edge-1", "action": "Wait", "at": "2026-11-23T00:45:00Z", "attempts": 0}),
-            "! next: its workloads have until 2026-11-23T00:45:00Z (in 5m) to become ready",
-        ),
-    ];
-    for (next, line) in cases {
+    let assert_next = |next: Value, line: &str| {
         let cause = "  ✗ InstallFailed: helm said no\n      → correct the chart";
         let sources = sources_with_member(failed_tenant(next), edge_cluster());
         assert_explained(&sources, false, &[cause, line]);
-    }
+    };
+    let line = "! next: it is retried at 2026-11-23T00:42:05Z (in 2m5s), after 3 failed attempts\n      → now: kubectl krypton resync tenant acme -n default, with the --context of edge-1";
+    assert_next(retry("2026-11-23T00:42:05Z"), line);
+    let line = "! next: another attempt, due 2026-11-23T00:39:00Z (60s ago), after 3 failed attempts; no result yet";
+    assert_next(retry("2026-11-23T00:39:00Z"), line);
+    let given_up = json!({"cluster": "edge-1", "action": "GivenUp", "attempts": 1});
+    let line = "! next: nothing. Krypton has stopped retrying after 1 failed attempt, until the chart, the values or the Tenant changes\n      → one more: kubectl";
+    assert_next(given_up, line);
+    let step = |action: &str, at: &str| json!({"cluster": "edge-1", "action": action, "at": at, "attempts": 0});
+    let line =
+        "! next: Krypton takes over the lock of the release at 2026-11-23T00:50:00Z (in 10m)";
+    assert_next(step("Unlock", "2026-11-23T00:50:00Z"), line);
+    let line = "! next: its workloads have until 2026-11-23T00:45:00Z (in 5m) to become ready";
+    assert_next(step("Wait", "2026-11-23T00:45:00Z"), line);
     // The command ignores the unknown step of a later version.
     let unknown_step = json!({"cluster": "edge-1", "action": "Ponder", "attempts": 0});
     assert_tenant(failed_tenant(unknown_step), false, "✗ InstallFailed");
@@ -232,56 +222,32 @@ fn tenant_metadata_is_explained() {
 
 #[test]
 fn tenant_conditions_are_explained_with_remedy() {
-    for (reason, line) in [
-        (
-            reason::CHART_NOT_LOADED,
-            "✗ ChartNotLoaded: so it is\n      → check that the hub can reach the repository",
-        ),
-        (
-            reason::VERSION_NOT_FOUND,
-            "✗ VersionNotFound: so it is\n      → correct chart.version",
-        ),
-        (
-            reason::RELEASE_IN_USE,
-            "✗ ReleaseInUse: so it is\n      → annotate with mesh.openkcm.io/adopt=true",
-        ),
-    ] {
-        let error = Some((reason, "so it is"));
-        assert_tenant(
-            tenant(("False", reason, "so it is"), reason, error),
-            false,
-            line,
-        );
-    }
-    for (ready, progress, line) in [
-        (
-            ("False", "Installing", "w"),
-            "Installing",
-            "! Installing: working\n",
-        ),
-        (
-            ("False", "NotReady", "Deployment a/b: 0 of 1"),
-            "NoChange",
-            "✗ NotReady: Deployment a/b: 0 of 1\n      → look at the workload",
-        ),
-        (
-            ("True", "Installed", "ok; drift: ConfigMap a is deleted"),
-            "NoChange",
-            "✓ Installed: ok\n  ! it has drifted from its chart: ConfigMap a is deleted",
-        ),
-        (
-            ("True", "Installed", ""),
-            "Paused",
-            "! Krypton changes nothing there: Paused: working\n      → kubectl krypton resume",
-        ),
-        (
-            ("Unknown", "ClusterUnreachable", "silent"),
-            "NoChange",
-            "? ClusterUnreachable: silent",
-        ),
-    ] {
+    let assert_error = |reason: &str, line: &str| {
+        let tenant = tenant(("False", reason, "why"), reason, Some((reason, "why")));
+        assert_tenant(tenant, false, line);
+    };
+    let line = "✗ ChartNotLoaded: why\n      → check that the hub can reach the repository";
+    assert_error(reason::CHART_NOT_LOADED, line);
+    let line = "✗ VersionNotFound: why\n      → correct chart.version";
+    assert_error(reason::VERSION_NOT_FOUND, line);
+    let line = "✗ ReleaseInUse: why\n      → annotate with mesh.openkcm.io/adopt=true";
+    assert_error(reason::RELEASE_IN_USE, line);
+
+    let assert_state = |ready: (&str, &str, &str), progress: &str, line: &str| {
         assert_tenant(tenant(ready, progress, None), ready.0 == "True", line);
-    }
+    };
+    let installing = ("False", "Installing", "w");
+    assert_state(installing, "Installing", "! Installing: working\n");
+    let unready = ("False", "NotReady", "Deployment a/b: 0 of 1");
+    let line = "✗ NotReady: Deployment a/b: 0 of 1\n      → look at the workload";
+    assert_state(unready, "NoChange", line);
+    let drifted = ("True", "Installed", "ok; drift: ConfigMap a is deleted");
+    let line = "✓ Installed: ok\n  ! it has drifted from its chart: ConfigMap a is deleted";
+    assert_state(drifted, "NoChange", line);
+    let line = "! Krypton changes nothing there: Paused: working\n      → kubectl krypton resume";
+    assert_state(("True", "Installed", ""), "Paused", line);
+    let silent = ("Unknown", "ClusterUnreachable", "silent");
+    assert_state(silent, "NoChange", "? ClusterUnreachable: silent");
     let ready = ("False", "InstallFailed", "");
     let error = ("InstallFailed", "not ready 300 s after the install: x");
     let line = "! no retry is needed: it is Ready as soon as its workloads are";
@@ -322,53 +288,21 @@ fn each_member_state_has_its_text() {
     let lines = ["✗ no contact since 2026-11-23T00:30:00Z (10m ago)"];
     let never_seen = with_field(silent, "/status/lastSeen", Value::Null);
     assert_member(never_seen, false, &lines);
-    let deleted = json!("2026-11-23T00:35:00Z");
-    for (pointer, value, ready, line) in [
-        (
-            "/status/mode",
-            json!("proxy"),
-            true,
-            "✓ the hub reaches it through its kubeconfig",
-        ),
-        (
-            "/spec/paused",
-            json!(true),
-            true,
-            "! paused on the EdgeCluster: Krypton writes only status there\n      → kubectl krypton resume cluster edge-1",
-        ),
-        (
-            "/spec/banned",
-            json!(true),
-            true,
-            "✗ banned: the hub rejects its agent and does not connect to it\n      → kubectl krypton unban edge-1",
-        ),
-        (
-            "/status/applied/generation",
-            json!(13),
-            true,
-            "! it has applied desired state 3.13, but not 3.14 (sent since 2026-11-23T00:20:00Z (20m ago)): r/c:1",
-        ),
-        (
-            "/status/applied",
-            Value::Null,
-            true,
-            "! it has applied no desired state yet; the hub sends 3.14: r/c:1",
-        ),
-        (
-            "/status",
-            json!({}),
-            false,
-            "? the hub has not observed it yet",
-        ),
-        (
-            "/metadata/deletionTimestamp",
-            deleted,
-            true,
-            "! it is leaving the fleet",
-        ),
-    ] {
-        assert_member(with_field(edge_cluster(), pointer, value), ready, &[line]);
-    }
+    let with = |pointer: &str, value: Value| with_field(edge_cluster(), pointer, value);
+    let line = "✓ the hub reaches it through its kubeconfig";
+    assert_member(with("/status/mode", json!("proxy")), true, &[line]);
+    let line = "! paused on the EdgeCluster: Krypton writes only status there\n      → kubectl krypton resume cluster edge-1";
+    assert_member(with("/spec/paused", json!(true)), true, &[line]);
+    let line = "✗ banned: the hub rejects its agent and does not connect to it\n      → kubectl krypton unban edge-1";
+    assert_member(with("/spec/banned", json!(true)), true, &[line]);
+    let line = "! it has applied desired state 3.13, but not 3.14 (sent since 2026-11-23T00:20:00Z (20m ago)): r/c:1";
+    assert_member(with("/status/applied/generation", json!(13)), true, &[line]);
+    let line = "! it has applied no desired state yet; the hub sends 3.14: r/c:1";
+    assert_member(with("/status/applied", Value::Null), true, &[line]);
+    let line = "? the hub has not observed it yet";
+    assert_member(with("/status", json!({})), false, &[line]);
+    let deleted = with("/metadata/deletionTimestamp", json!("2026-11-23T00:35:00Z"));
+    assert_member(deleted, true, &["! it is leaving the fleet"]);
     let observed = member("Healthy", "False", "Observing", "x holds the Lease");
     let line = "! Observing: x holds the Lease\n      → another process";
     assert_member(observed, true, &[line]);
@@ -386,34 +320,26 @@ fn each_member_state_has_its_text() {
 
 #[test]
 fn without_a_hub_nothing_counts_as_ready() {
-    for (leader_lease, line, remedy) in [
-        (
-            found(lease("hub-0", "2026-11-23T00:30:00.000000Z")),
-            "✗ no hub has led since 2026-11-23T00:30:00Z (10m ago)",
-            "→ look at the hub's pods",
-        ),
-        (
-            found(lease("", "2026-11-23T00:39:55.000000Z")),
-            "✗ no hub has led since 2026-11-23T00:39:55Z (5s ago)",
-            "→ look at the hub's pods",
-        ),
-        (
-            Lookup::NotFound,
-            "? there is no Lease of a hub in the namespace krypton\n    → name the hub's namespace",
-            "",
-        ),
-        (
-            found(lease("hub-0", "2026-11-23T00:45:00.000000Z")),
-            "? the Lease holder is not known: the Lease was renewed at 2026-11-23T00:45:00Z (in 5m)",
-            "→ compare the clock",
-        ),
-    ] {
+    let assert_not_ready = |leader_lease: Lookup<Lease>, lines: &[&str]| {
         let sources = ExplanationSources {
             leader_lease,
             ..sources_with_member(healthy_tenant(), edge_cluster())
         };
-        assert_explained(&sources, false, &[line, remedy]);
-    }
+        assert_explained(&sources, false, lines);
+    };
+    let expired = found(lease("hub-0", "2026-11-23T00:30:00.000000Z"));
+    let line = "✗ no hub has led since 2026-11-23T00:30:00Z (10m ago)";
+    assert_not_ready(expired, &[line, "→ look at the hub's pods"]);
+    let released = found(lease("", "2026-11-23T00:39:55.000000Z"));
+    let line = "✗ no hub has led since 2026-11-23T00:39:55Z (5s ago)";
+    assert_not_ready(released, &[line, "→ look at the hub's pods"]);
+    let line =
+        "? there is no Lease of a hub in the namespace krypton\n    → name the hub's namespace";
+    assert_not_ready(Lookup::NotFound, &[line]);
+    let of_future = found(lease("hub-0", "2026-11-23T00:45:00.000000Z"));
+    let line =
+        "? the Lease holder is not known: the Lease was renewed at 2026-11-23T00:45:00Z (in 5m)";
+    assert_not_ready(of_future, &[line, "→ compare the clock"]);
     // The hub is gone, regardless of the last status.
     let last_seen = json!("2026-11-23T00:34:00Z");
     let not_seen = with_field(edge_cluster(), "/status/lastSeen", last_seen);
@@ -496,28 +422,7 @@ fn explain_works_without_home_tenant_and_on_edge() {
     let mut edge = sources_with_member(tenant, edge_cluster());
     edge.members.insert("edge-1".to_owned(), Lookup::NotFound);
     edge.leader_lease = Lookup::NotFound;
-    for (edge_lease, ready, line) in [
-        (
-            found(lease("agent/a", "2026-11-23T00:39:30.000000Z")),
-            true,
-            "✓ agent/a holds its Lease, and acts here",
-        ),
-        (
-            found(lease("agent/a", "2026-11-23T00:30:00.000000Z")),
-            false,
-            "✗ no agent or hub has acted here since 2026-11-23T00:30:00Z (10m ago)",
-        ),
-        (
-            Lookup::NotFound,
-            false,
-            "✗ no agent or hub has acted here yet",
-        ),
-        (
-            Lookup::NotPermitted("get leases".to_owned()),
-            false,
-            "? the Lease holder of this cluster is not known: you may not get leases",
-        ),
-    ] {
+    let mut assert_lease = |edge_lease: Lookup<Lease>, ready: bool, line: &str| {
         edge.edge_lease = edge_lease;
         let lines = [
             "! this is not the home cluster",
@@ -526,7 +431,17 @@ fn explain_works_without_home_tenant_and_on_edge() {
             "! revision 2 echo 1.1.0: RolledBack, cause Chart by krypton-hub, 2026-11-23T00:30:00Z (10m ago)",
         ];
         assert_explained(&edge, ready, &lines);
-    }
+    };
+    let held = found(lease("agent/a", "2026-11-23T00:39:30.000000Z"));
+    assert_lease(held, true, "✓ agent/a holds its Lease, and acts here");
+    let expired = found(lease("agent/a", "2026-11-23T00:30:00.000000Z"));
+    let line = "✗ no agent or hub has acted here since 2026-11-23T00:30:00Z (10m ago)";
+    assert_lease(expired, false, line);
+    let line = "✗ no agent or hub has acted here yet";
+    assert_lease(Lookup::NotFound, false, line);
+    let not_permitted = Lookup::NotPermitted("get leases".to_owned());
+    let line = "? the Lease holder of this cluster is not known: you may not get leases";
+    assert_lease(not_permitted, false, line);
 }
 
 #[test]
