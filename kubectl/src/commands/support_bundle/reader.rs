@@ -194,7 +194,7 @@ impl<'a> BundleReader<'a> {
             .read_named(&leases, &[HUB_LEASE, LEASE_NAME], &file)
             .await;
         let leases = self.ok_or_note_missing(&file, leases);
-        let mut has_program = leases.as_ref().is_none_or(|leases| !leases.is_empty());
+        let has_lease = leases.as_ref().is_none_or(|leases| !leases.is_empty());
         if let Some(leases) = leases.filter(|leases| !leases.is_empty()) {
             self.add_yaml(&file, Ok(leases.iter().map(redacted).collect()));
         }
@@ -215,9 +215,8 @@ impl<'a> BundleReader<'a> {
         };
         pods.retain(|pod| programs(pod).next().is_some());
         if pods.is_empty() {
-            return has_program;
+            return has_lease;
         }
-        has_program = true;
         let processes = pods.iter().flat_map(|pod| {
             programs(pod).map(move |program| ProgramPod::new(pod, program, namespace))
         });
@@ -229,7 +228,7 @@ impl<'a> BundleReader<'a> {
             }
         }
         self.processes.extend(processes);
-        has_program
+        true
     }
 
     /// Reads the state of a process. It contains no secrets, but is redacted too.
