@@ -222,22 +222,7 @@ mod tests {
 
     #[test]
     fn account_of_helm_is_read_from_pod() {
-        let cases = [
-            (json!({}), "own/agent"),
-            (
-                json!({"args": ["--helm-service-account=platform/installer"]}),
-                "platform/installer",
-            ),
-            (
-                json!({"command": ["krypton-agent", "--helm-service-account", "installer"]}),
-                "own/installer",
-            ),
-            (
-                json!({"env": [{"name": "KRYPTON_HELM_SERVICE_ACCOUNT", "value": "platform/b"}]}),
-                "platform/b",
-            ),
-        ];
-        for (mut container, expected) in cases {
+        let assert_account = |mut container: Value, expected: &str| {
             container["name"] = json!("krypton-agent");
             let sidecar = json!({"name": "other", "args": ["--helm-service-account=x/y"]});
             let pod = json!({"spec": {
@@ -245,7 +230,14 @@ mod tests {
             }});
             let account = helm_account(&pod, Program::Agent, "own");
             assert_eq!(account, ServiceAccount::parse(expected, ""), "{pod}");
-        }
+        };
+        assert_account(json!({}), "own/agent");
+        let args = ["--helm-service-account=platform/installer"];
+        assert_account(json!({"args": args}), "platform/installer");
+        let command = ["krypton-agent", "--helm-service-account", "installer"];
+        assert_account(json!({"command": command}), "own/installer");
+        let variable = json!({"name": "KRYPTON_HELM_SERVICE_ACCOUNT", "value": "platform/b"});
+        assert_account(json!({"env": [variable]}), "platform/b");
     }
 
     #[test]

@@ -204,29 +204,22 @@ fn unready_and_restarted_pods_have_lines() {
     let mut deleted = pod("False", json!({}));
     deleted["metadata"]["deletionTimestamp"] = json!(recent);
     let all_ready = "✓ 1 of 1 pods of the hub are Ready\n";
-    let cases = [
-        (pod("True", json!({})), all_ready),
-        (pod("True", ended("2026-01-02T02:04:04Z")), all_ready),
-        (
-            pod("True", ended(recent)),
-            "! the pod krypton/hub-0 has restarted 5 times, last 60s ago: OOMKilled, exit code 137\n",
-        ),
-        (
-            pod("False", json!({})),
-            "✗ the pod krypton/hub-0 is not Ready: ContainersNotReady: unready\n",
-        ),
-        (
-            pod("False", waiting),
-            "✗ the pod krypton/hub-0 is not Ready: CrashLoopBackOff: back-off; it has restarted 5 times",
-        ),
-    ];
-    for (pod, expected) in cases {
+    let assert_pod = |pod: Value, expected: &str| {
         let hub_pods = Ok(Some(("krypton".to_owned(), vec![pod, deleted.clone()])));
         let output = to_text(&pods(&hub_pods, now()));
         assert!(output.contains(expected), "{output}");
         let is_ok = expected == all_ready;
         assert_eq!(output.lines().count() == 1, is_ok, "{output}");
-    }
+    };
+    assert_pod(pod("True", json!({})), all_ready);
+    assert_pod(pod("True", ended("2026-01-02T02:04:04Z")), all_ready);
+    let line =
+        "! the pod krypton/hub-0 has restarted 5 times, last 60s ago: OOMKilled, exit code 137\n";
+    assert_pod(pod("True", ended(recent)), line);
+    let line = "✗ the pod krypton/hub-0 is not Ready: ContainersNotReady: unready\n";
+    assert_pod(pod("False", json!({})), line);
+    let line = "✗ the pod krypton/hub-0 is not Ready: CrashLoopBackOff: back-off; it has restarted 5 times";
+    assert_pod(pod("False", waiting), line);
     assert_eq!(pods(&Ok(None), now()), []);
 }
 
