@@ -252,16 +252,16 @@ impl DriftSchedule {
         match done {
             Ok(result) => {
                 self.cache = Some(result.cache);
-                if let Some(slot) = owner_states.get_mut(&result.key) {
+                if let Some(state) = owner_states.get_mut(&result.key) {
                     if result.drift.is_some() {
-                        slot.memory.drift = result.drift;
-                        slot.memory.failed_checks = None;
+                        state.memory.drift = result.drift;
+                        state.memory.failed_checks = None;
                     }
                     if let Some((revision, message)) = result.failed {
-                        slot.memory.record_failed_check(revision, message);
+                        state.memory.record_failed_check(revision, message);
                     }
                     if result.unreadable.is_some() {
-                        slot.memory.to_reread = result.unreadable;
+                        state.memory.to_reread = result.unreadable;
                     }
                 }
                 Some(result.key)
