@@ -10,7 +10,7 @@ use krypton_helm::releases::{self, ObjectId, Status};
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::events::ObjectEvent;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
-use kube::core::{ObjectMeta, PartialObjectMeta};
+use kube::core::ObjectMeta;
 use kube::discovery::Scope;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
@@ -158,12 +158,11 @@ impl ActionRunner {
                 Ok(RemovalOutcome::Removed) => removed.push(shown),
                 Ok(RemovalOutcome::Stays) => stays.push(shown),
                 Ok(RemovalOutcome::NotThere) => {}
-                Err(RemovalError::Forbidden) => stays.push(shown),
-                Err(RemovalError::Error(ActionError::Transient(problem))) if best_effort => {
+                Err(ActionError::Transient(problem)) if best_effort => {
                     tracing::warn!(object = %shown, %problem, "failed to remove leftover object");
                     stays.push(shown);
                 }
-                Err(RemovalError::Error(error)) => return Err(error),
+                Err(error) => return Err(error),
             }
         }
         let [removed_text, stays_text] = source.description();
@@ -221,32 +220,12 @@ fn object_list_message(text: &str, names: &[String]) -> Option<String> {
     (!names.is_empty()).then(|| format!("{text}: {}{rest}", shown.join(", ")))
 }
 
-enum RemovalError {
-    Forbidden,
-    Error(ActionError),
-}
-
-impl From<ApiError> for RemovalError {
-    fn from(error: ApiError) -> Self {
-        match error.code() {
-            Some(403) => Self::Forbidden,
-            _ => Self::Error(transient(&error)),
-        }
-    }
-}
-
-impl From<ActionError> for RemovalError {
-    fn from(error: ActionError) -> Self {
-        Self::Error(error)
-    }
-}
-
 /// Result of a removal.
 enum RemovalOutcome {
     Removed,
     /// The object does not exist, or does not belong to this release.
     NotThere,
-    /// The object must be kept.
+    /// The object must be kept, or Krypton has no right to it.
     Stays,
 }
 
@@ -258,7 +237,7 @@ async fn remove(
     object: &ObjectId,
     source: LeftoverSource,
     elsewhere: bool,
-) -> Result<RemovalOutcome, RemovalError> {
+) -> Result<RemovalOutcome, ActionError> {
     // Without the kind, the cluster has no objects of it.
     let Some((resource, scope)) = discover_kind(client, object).await? else {
         return Ok(RemovalOutcome::NotThere);
@@ -275,10 +254,10 @@ async fn remove(
         Scope::Cluster => Api::all_with(client.clone(), &resource),
     };
     let reading = api.get_metadata_opt(&object.name);
-    let existing: Option<PartialObjectMeta<DynamicObject>> =
-        call("reading an object", reading).await?;
-    let Some(existing) = existing else {
-        return Ok(RemovalOutcome::NotThere);
+    let existing = match call("reading an object", reading).await {
+        Ok(Some(existing)) => existing,
+        Ok(None) => return Ok(RemovalOutcome::NotThere),
+        Err(error) => return stays_if_forbidden(&error),
     };
     let holds_data = HOLDS_DATA.contains(&object.kind.as_str());
     let is_ours =
@@ -309,9 +288,16 @@ async fn remove(
         return Ok(RemovalOutcome::Removed);
     };
     match error.code() {
-        Some(409) if source == LeftoverSource::InDefault => Err(ActionError::Conflict.into()),
+        Some(409) if source == LeftoverSource::InDefault => Err(ActionError::Conflict),
         Some(404 | 409) => Ok(RemovalOutcome::NotThere),
-        _ => Err(error.into()),
+        _ => stays_if_forbidden(&error),
+    }
+}
+
+fn stays_if_forbidden(error: &ApiError) -> Result<RemovalOutcome, ActionError> {
+    match error.code() {
+        Some(403) => Ok(RemovalOutcome::Stays),
+        _ => Err(transient(error)),
     }
 }
 
