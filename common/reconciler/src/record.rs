@@ -16,8 +16,6 @@ use kube::Client;
 use kube::api::{Api, PostParams};
 use thiserror::Error;
 
-use self::anchor::InternalObject;
-
 /// Name of the record. It is a Secret, since values may be secret.
 pub const RECORD_NAME: &str = "krypton-desired-state";
 pub(crate) const RECORD_KEY: &str = "desired.json";
@@ -75,12 +73,9 @@ pub struct RecordResult {
 
 /// Records `incoming` if it is newer, makes the anchor its owner, and returns the result.
 pub async fn save(client: &Client, incoming: &DesiredState) -> Result<RecordResult, RecordError> {
-    let (owner, ownerless_reason) = match anchor::owns(InternalObject::DesiredState) {
-        true => match anchor::ensure(client).await {
-            Ok(owner) => (Some(owner), None),
-            Err(error) => (None, Some(chain(&error))),
-        },
-        false => (None, None),
+    let (owner, ownerless_reason) = match anchor::ensure(client).await {
+        Ok(owner) => (Some(owner), None),
+        Err(error) => (None, Some(chain(&error))),
     };
     let recorded = write_record(client, incoming, owner.as_ref()).await?;
     Ok(RecordResult {

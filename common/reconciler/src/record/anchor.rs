@@ -1,7 +1,12 @@
 //! The anchor: a ConfigMap on the member that owns the state that Krypton can recreate.
 //!
 //! The owner references let the garbage collector delete that state with the anchor. It does the same after a restore,
-//! which gives all objects new UIDs. The anchor therefore never owns irreplaceable state.
+//! which gives all objects new UIDs. The anchor therefore owns only the record of the desired state. It does not own:
+//!
+//! - A saved Tenant, which exists nowhere else while it waits to be restored.
+//! - The Lease. Without it, a second writer could start next to the first one.
+//! - The agent's identity. You would have to request a new one.
+//! - The copy of an unreadable Secret, which is all that is left of a release's record.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,37 +33,6 @@ const ANNOTATIONS: [(&str, &str); 2] = [
 ];
 /// Deadline of each call. The write of the desired state waits for it.
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
-
-/// Krypton's own objects on a member, apart from Tenants, workspaces and releases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InternalObject {
-    /// Secret `krypton-desired-state`.
-    DesiredState,
-    /// Secrets `krypton-tenant-backup-…`.
-    TenantBackups,
-    /// Lease `krypton-agent`.
-    Lease,
-    /// Secret `krypton-agent-identity`.
-    Identity,
-    /// The copy of a release's Secret that could not be read.
-    SetAside,
-}
-
-/// Returns true if the anchor owns the object: only if the next reconcile can recreate it without loss.
-///
-/// - A Tenant that waits to be restored exists nowhere else.
-/// - Without its Lease, a second writer could start next to the first one.
-/// - You would have to request a new identity.
-/// - The copy of an unreadable Secret is all that is left of a release's record.
-pub fn owns(object: InternalObject) -> bool {
-    match object {
-        InternalObject::DesiredState => true,
-        InternalObject::TenantBackups
-        | InternalObject::Lease
-        | InternalObject::Identity
-        | InternalObject::SetAside => false,
-    }
-}
 
 /// Reason why there is no anchor. No other operation depends on the anchor.
 #[derive(Debug, Error)]
@@ -167,18 +141,6 @@ mod tests {
             controller: Some(true),
             ..owner_reference(&anchor("x"))
         }
-    }
-
-    #[test]
-    fn anchor_owns_only_recreatable_objects() {
-        let all = [
-            InternalObject::DesiredState,
-            InternalObject::TenantBackups,
-            InternalObject::Lease,
-            InternalObject::Identity,
-            InternalObject::SetAside,
-        ];
-        assert_eq!(all.map(owns), [true, false, false, false, false]);
     }
 
     #[test]
