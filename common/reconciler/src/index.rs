@@ -19,7 +19,7 @@ use kube::runtime::watcher::Event;
 
 use crate::field_managers::keep_last_managers;
 use crate::owner::{OwnerKey, ReleaseOwner};
-use crate::workload::{WorkloadKey, WorkloadState};
+use crate::workload::{WorkloadKey, WorkloadObject, WorkloadState, readiness};
 use crate::workspaces::metadata::NamespaceMetadata;
 
 pub use watch_store::WatchStore;
@@ -459,14 +459,13 @@ impl Index {
         (changed, users)
     }
 
-    pub fn workload_event<O: kube::Resource>(
+    pub fn workload_event(
         &mut self,
         kind: WorkloadKind,
-        event: Event<O>,
-        read: impl Fn(&O) -> WorkloadState,
+        event: Event<WorkloadObject>,
     ) -> BTreeSet<OwnerKey> {
-        let read = |object: O| {
-            let meta = object.meta();
+        let read = |object: WorkloadObject| {
+            let meta = &object.metadata;
             let annotations = meta.annotations.as_ref()?;
             let release = ReleaseKey {
                 namespace: annotations.get("meta.helm.sh/release-namespace")?.clone(),
@@ -477,7 +476,8 @@ impl Index {
                 namespace: meta.namespace.clone()?,
                 name: meta.name.clone()?,
             };
-            Some(((release, workload), resource_version(meta), read(&object)))
+            let state = readiness(kind, &object);
+            Some(((release, workload), resource_version(meta), state))
         };
         let changed = self
             .workloads

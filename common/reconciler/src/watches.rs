@@ -8,6 +8,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
+use krypton_helm::releases::WorkloadKind;
 use krypton_runtime::watch;
 use kube::api::Api;
 use kube::core::{ApiResource, DeserializeGuard, PartialObjectMeta};
@@ -26,9 +27,7 @@ pub(super) enum WatchEvent {
     Tenant(Box<Event<DeserializeGuard<Tenant>>>),
     Release(Event<PartialObjectMeta<Secret>>),
     Workspace(Event<PartialObjectMeta<Namespace>>),
-    Deployment(Event<WorkloadObject>),
-    StatefulSet(Event<WorkloadObject>),
-    DaemonSet(Event<WorkloadObject>),
+    Workload(WorkloadKind, Event<WorkloadObject>),
     Crd(Event<PartialObjectMeta<CustomResourceDefinition>>),
     Failed {
         resource: &'static str,
@@ -41,7 +40,7 @@ pub(super) type Watch = BoxStream<'static, WatchEvent>;
 /// Returns all watches except the one on Tenants, which needs the CRD first.
 pub(super) fn all_except_tenants(client: &Client) -> SelectAll<Watch> {
     let workloads = |kind: ApiResource| {
-        let api = Api::all_with(client.clone(), &kind);
+        let api: Api<WorkloadObject> = Api::all_with(client.clone(), &kind);
         move || watcher(api.clone(), helm_objects())
     };
     let release_config = paged()
@@ -68,17 +67,17 @@ pub(super) fn all_except_tenants(client: &Client) -> SelectAll<Watch> {
         stream(
             "Deployments",
             workloads(ApiResource::erase::<Deployment>(&())),
-            WatchEvent::Deployment,
+            |event| WatchEvent::Workload(WorkloadKind::Deployment, event),
         ),
         stream(
             "StatefulSets",
             workloads(ApiResource::erase::<StatefulSet>(&())),
-            WatchEvent::StatefulSet,
+            |event| WatchEvent::Workload(WorkloadKind::StatefulSet, event),
         ),
         stream(
             "DaemonSets",
             workloads(ApiResource::erase::<DaemonSet>(&())),
-            WatchEvent::DaemonSet,
+            |event| WatchEvent::Workload(WorkloadKind::DaemonSet, event),
         ),
     ])
 }

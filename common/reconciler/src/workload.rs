@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use krypton_helm::releases::revision::Revision;
-use krypton_helm::releases::{ORIGINALS_NAMESPACE, Workload};
+use krypton_helm::releases::{ORIGINALS_NAMESPACE, Workload, WorkloadKind};
 use kube::core::Object;
 use serde::Deserialize;
 
@@ -63,15 +63,24 @@ pub struct WorkloadState {
     pub detail: String,
 }
 
-/// Returns the readiness of a Deployment. All replicas must have the latest template, and at least `replicas -
-/// maxUnavailable` of them must be available. This is Helm's `deploymentReady`, which reads the newest ReplicaSet.
-///
-/// The status of a Deployment counts the available replicas of all ReplicaSets. The old replicas are subtracted.
-pub fn deployment(object: &WorkloadObject) -> WorkloadState {
+/// Returns the readiness of a workload by the rule for its kind.
+pub fn readiness(kind: WorkloadKind, object: &WorkloadObject) -> WorkloadState {
     let Some(status) = observed_status(object) else {
         return not_ready("not yet observed by its controller".to_owned());
     };
-    let desired = object.spec.replicas.unwrap_or(1);
+    match kind {
+        WorkloadKind::Deployment => deployment(&object.spec, status),
+        WorkloadKind::StatefulSet => stateful_set(&object.spec, status),
+        WorkloadKind::DaemonSet => daemon_set(&object.spec, status),
+    }
+}
+
+/// All replicas must have the latest template, and at least `replicas - maxUnavailable` of them must be available. This
+/// is Helm's `deploymentReady`, which reads the newest ReplicaSet.
+///
+/// The status of a Deployment counts the available replicas of all ReplicaSets. The old replicas are subtracted.
+fn deployment(spec: &WorkloadSpec, status: &WorkloadStatus) -> WorkloadState {
+    let desired = spec.replicas.unwrap_or(1);
     let (updated, available) = (status.updated_replicas, status.available_replicas);
     if updated < desired {
         return not_ready(format!("{updated} of {desired} replicas updated"));
@@ -82,37 +91,31 @@ pub fn deployment(object: &WorkloadObject) -> WorkloadState {
         0 => format!("{available} of {desired} available"),
         older => format!("{new} of {desired} new ones available, {older} old ones left"),
     };
-    workload_state(new >= desired - max_unavailable(object, desired), detail)
+    workload_state(new >= desired - max_unavailable(spec, desired), detail)
 }
 
-/// Returns the readiness of a StatefulSet. All replicas must be ready, and those above the partition updated.
-pub fn stateful_set(object: &WorkloadObject) -> WorkloadState {
-    let Some(status) = observed_status(object) else {
-        return not_ready("not yet observed by its controller".to_owned());
-    };
-    let desired = object.spec.replicas.unwrap_or(1);
-    let rolling_update = object.spec.strategy.rolling_update.as_ref();
+/// All replicas must be ready, and those above the partition updated.
+fn stateful_set(spec: &WorkloadSpec, status: &WorkloadStatus) -> WorkloadState {
+    let desired = spec.replicas.unwrap_or(1);
+    let rolling_update = spec.strategy.rolling_update.as_ref();
     let partition = rolling_update.and_then(|update| update.partition);
     let to_update = desired - partition.unwrap_or(0);
     let (updated, ready) = (status.updated_replicas, status.ready_replicas);
-    if is_rolling_update(object) && updated < to_update {
+    if is_rolling_update(spec) && updated < to_update {
         return not_ready(format!("{updated} of {to_update} replicas updated"));
     }
     workload_state(ready >= desired, format!("{ready} of {desired} ready"))
 }
 
-/// Returns the readiness of a DaemonSet. All its pods must be updated, and all but `maxUnavailable` ready.
-pub fn daemon_set(object: &WorkloadObject) -> WorkloadState {
-    let Some(status) = observed_status(object) else {
-        return not_ready("not yet observed by its controller".to_owned());
-    };
+/// All pods must be updated, and all but `maxUnavailable` ready.
+fn daemon_set(spec: &WorkloadSpec, status: &WorkloadStatus) -> WorkloadState {
     let desired = status.desired_number_scheduled;
     let (updated, ready) = (status.updated_number_scheduled, status.number_ready);
-    if is_rolling_update(object) && updated < desired {
+    if is_rolling_update(spec) && updated < desired {
         return not_ready(format!("{updated} of {desired} pods updated"));
     }
     workload_state(
-        ready >= desired - max_unavailable(object, desired),
+        ready >= desired - max_unavailable(spec, desired),
         format!("{ready} of {desired} ready"),
     )
 }
@@ -124,12 +127,12 @@ fn observed_status(object: &WorkloadObject) -> Option<&WorkloadStatus> {
     (status.observed_generation >= newest).then_some(status)
 }
 
-fn is_rolling_update(object: &WorkloadObject) -> bool {
-    object.spec.strategy.type_.as_deref() != Some("OnDelete")
+fn is_rolling_update(spec: &WorkloadSpec) -> bool {
+    spec.strategy.type_.as_deref() != Some("OnDelete")
 }
 
-fn max_unavailable(object: &WorkloadObject, replicas: i32) -> i32 {
-    let rolling_update = object.spec.strategy.rolling_update.as_ref();
+fn max_unavailable(spec: &WorkloadSpec, replicas: i32) -> i32 {
+    let rolling_update = spec.strategy.rolling_update.as_ref();
     rolling_update
         .and_then(|update| update.max_unavailable.as_ref())
         .map_or(0, |value| rounded_down(value, replicas))
@@ -226,7 +229,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use krypton_helm::releases::WorkloadKind;
 
     fn deployment_key(namespace: &str, name: &str) -> WorkloadKey {
         WorkloadKey {
@@ -282,30 +284,30 @@ mod tests {
             (with_older(deployment_with(4, "25%", 2, 4, 4), 1), true),
         ];
         for (object, ready) in cases {
-            assert_eq!(deployment(&object).ready, ready, "{object:?}");
+            let state = readiness(WorkloadKind::Deployment, &object);
+            assert_eq!(state.ready, ready, "{object:?}");
         }
     }
 
     #[test]
     fn remaining_old_pods_are_reported() {
         let object = with_older(deployment_with(1, "25%", 2, 1, 1), 1);
-        let detail = deployment(&object).detail;
+        let detail = readiness(WorkloadKind::Deployment, &object).detail;
         assert_eq!(detail, "0 of 1 new ones available, 1 old ones left");
     }
 
     #[test]
     fn stateful_set_waits_for_updated_and_ready_replicas() {
-        let object = |updated: i32, ready: i32| -> WorkloadObject {
-            serde_json::from_value(json!({
+        for (updated, ready, expected) in [(2, 2, true), (1, 2, false), (2, 1, false)] {
+            let object = json!({
                 "metadata": { "generation": 1 },
                 "spec": { "replicas": 2, "selector": {}, "template": {}, "serviceName": "s" },
                 "status": { "observedGeneration": 1, "replicas": 2, "updatedReplicas": updated, "readyReplicas": ready },
-            }))
-            .unwrap()
-        };
-        assert!(stateful_set(&object(2, 2)).ready);
-        assert!(!stateful_set(&object(1, 2)).ready);
-        assert!(!stateful_set(&object(2, 1)).ready);
+            });
+            let object = serde_json::from_value(object).unwrap();
+            let state = readiness(WorkloadKind::StatefulSet, &object);
+            assert_eq!(state.ready, expected, "{updated} {ready}");
+        }
     }
 
     #[test]
@@ -333,7 +335,7 @@ mod tests {
             ("RollingUpdate", 2, 3, false),
             ("OnDelete", 0, 3, true),
         ] {
-            let state = daemon_set(&object(kind, updated, ready));
+            let state = readiness(WorkloadKind::DaemonSet, &object(kind, updated, ready));
             assert_eq!(state.ready, expected, "{kind} {updated} {ready}");
         }
     }
@@ -342,8 +344,12 @@ mod tests {
     fn unobserved_workload_is_not_ready() {
         let object: WorkloadObject =
             serde_json::from_value(json!({ "metadata": { "generation": 1 }, "spec": {} })).unwrap();
-        for evaluate in [deployment, stateful_set, daemon_set] {
-            let state = evaluate(&object);
+        for kind in [
+            WorkloadKind::Deployment,
+            WorkloadKind::StatefulSet,
+            WorkloadKind::DaemonSet,
+        ] {
+            let state = readiness(kind, &object);
             assert!(!state.ready && state.detail.contains("not yet observed"));
         }
     }

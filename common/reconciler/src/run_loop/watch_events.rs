@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use krypton_crds::tenant::{Tenant, TenantSpec};
-use krypton_helm::releases::WorkloadKind;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::error_chain::chain;
@@ -13,7 +12,6 @@ use kube::{Resource as _, ResourceExt as _};
 use crate::index::CrdState;
 use crate::reconciler::Reconciler;
 use crate::watches::{Watch, WatchEvent};
-use crate::workload;
 
 impl Reconciler {
     pub(super) fn apply_event(&mut self, event: WatchEvent, tenants: &mut Option<Watch>) {
@@ -34,18 +32,7 @@ impl Reconciler {
                 self.workspaces.queue_changed(&namespaces, &self.index);
                 owners
             }
-            WatchEvent::Deployment(event) => {
-                self.index
-                    .workload_event(WorkloadKind::Deployment, event, workload::deployment)
-            }
-            WatchEvent::StatefulSet(event) => {
-                self.index
-                    .workload_event(WorkloadKind::StatefulSet, event, workload::stateful_set)
-            }
-            WatchEvent::DaemonSet(event) => {
-                self.index
-                    .workload_event(WorkloadKind::DaemonSet, event, workload::daemon_set)
-            }
+            WatchEvent::Workload(kind, event) => self.index.workload_event(kind, event),
             WatchEvent::Crd(event) => {
                 let (previous, schema) = (self.index.crd(), self.index.schema());
                 self.index.crd_event(event);
