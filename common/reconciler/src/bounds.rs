@@ -84,6 +84,7 @@ mod tests {
     use futures::stream::{self, select_all};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use kube::client::Body;
+    use kube::core::PartialObjectMetaExt as _;
     use kube::runtime::watcher::Event;
 
     use super::*;
@@ -94,7 +95,7 @@ mod tests {
                 name: Some(format!("{number:03}{}", "n".repeat(bytes / 64))),
                 ..ObjectMeta::default()
             };
-            index.workspace_event(Event::InitApply(meta));
+            index.workspace_event(Event::InitApply(meta.into_response_partial()));
         }
     }
 
@@ -113,7 +114,7 @@ mod tests {
             Arc::new(move |cut_off: &CutOffError| log.lock().unwrap().push(cut_off.to_string()));
         let mut bounds = WatchBounds::new(Some(on_excess));
         let (mut index, now) = (Index::new("one", None), BootTime::now());
-        index.workspace_event::<ObjectMeta>(Event::Init);
+        index.workspace_event(Event::Init);
         let mut watches = select_all([stream::pending().boxed()]);
         add_namespaces(&mut index, 1 << 20);
         assert_eq!(bounds.check(&mut index, 0, now), None);
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn trusted_server_has_no_bounds() {
         let mut index = Index::new("one", None);
-        index.workspace_event::<ObjectMeta>(Event::Init);
+        index.workspace_event(Event::Init);
         add_namespaces(&mut index, 65 << 20);
         let mut bounds = WatchBounds::new(None);
         assert_eq!(bounds.check(&mut index, 0, BootTime::now()), None);

@@ -6,6 +6,8 @@ mod watch_store;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::WorkloadKind;
@@ -15,6 +17,7 @@ use krypton_runtime::bound::{self, ExceededBound};
 use krypton_types::deployment::{DeploymentKey, DesiredDeployment};
 use krypton_types::names;
 use krypton_types::tenant::TenantKey;
+use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::Event;
 
 use crate::field_managers::keep_last_managers;
@@ -151,11 +154,10 @@ impl Index {
             objects += store_objects;
             bytes += store_bytes;
         }
-        match () {
-            () if objects > bound::OBJECTS_MAX => Some(ExceededBound::Objects),
-            () if bytes > MAX_STORED_BYTES => Some(ExceededBound::Bytes(MAX_STORED_BYTES)),
-            () => None,
+        if objects > bound::OBJECTS_MAX {
+            return Some(ExceededBound::Objects);
         }
+        (bytes > MAX_STORED_BYTES).then_some(ExceededBound::Bytes(MAX_STORED_BYTES))
     }
 
     /// Drops all watched state until the next lists are complete.
@@ -345,10 +347,10 @@ impl Index {
         affected
     }
 
-    pub fn release_event<O: Into<AnyObjectMeta>>(&mut self, event: Event<O>) -> BTreeSet<OwnerKey> {
+    pub fn release_event(&mut self, event: Event<PartialObjectMeta<Secret>>) -> BTreeSet<OwnerKey> {
         self.lists_started += u64::from(matches!(event, Event::Init));
         let changed = self.revisions.apply_event(event, |object| {
-            let meta = object.into().0;
+            let meta = object.metadata;
             let (key, revision) = Revision::from_metadata(&meta)?;
             Some(((key, revision.revision), resource_version(&meta), revision))
         });
@@ -421,13 +423,13 @@ impl Index {
     }
 
     /// Applies a namespace event. Returns the changed namespaces and the owners that use them as a workspace.
-    pub fn workspace_event<O: Into<AnyObjectMeta>>(
+    pub fn workspace_event(
         &mut self,
-        event: Event<O>,
+        event: Event<PartialObjectMeta<Namespace>>,
     ) -> (BTreeSet<String>, BTreeSet<OwnerKey>) {
         self.lists_started += u64::from(matches!(event, Event::Init));
         let changed = self.workspaces.apply_event(event, |object| {
-            let meta = object.into().0;
+            let meta = object.metadata;
             Some((
                 meta.name.clone()?,
                 resource_version(&meta),
@@ -497,9 +499,9 @@ impl Index {
         self.crd.synced().then_some(state)
     }
 
-    pub fn crd_event<O: Into<AnyObjectMeta>>(&mut self, event: Event<O>) {
+    pub fn crd_event(&mut self, event: Event<PartialObjectMeta<CustomResourceDefinition>>) {
         self.crd.apply_event(event, |object| {
-            let meta = object.into().0;
+            let meta = object.metadata;
             let state = match meta.deletion_timestamp {
                 Some(_) => CrdState::Terminating,
                 None => CrdState::Present,
@@ -521,22 +523,6 @@ const WORKLOAD_KINDS: [WorkloadKind; 3] = [
     WorkloadKind::StatefulSet,
     WorkloadKind::DaemonSet,
 ];
-
-/// The metadata of an object of any type.
-#[derive(Debug)]
-pub struct AnyObjectMeta(pub ObjectMeta);
-
-impl<K> From<kube::core::PartialObjectMeta<K>> for AnyObjectMeta {
-    fn from(object: kube::core::PartialObjectMeta<K>) -> Self {
-        Self(object.metadata)
-    }
-}
-
-impl From<ObjectMeta> for AnyObjectMeta {
-    fn from(meta: ObjectMeta) -> Self {
-        Self(meta)
-    }
-}
 
 pub fn tenant_key(meta: &ObjectMeta) -> Option<TenantKey> {
     let valid_name =

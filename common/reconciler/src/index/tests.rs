@@ -2,6 +2,7 @@ use krypton_helm::releases;
 use krypton_helm::releases::labels::{
     FINGERPRINT_LABEL, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL,
 };
+use kube::core::PartialObjectMetaExt as _;
 
 use super::*;
 
@@ -20,6 +21,10 @@ fn tenant(name: &str, label: usize) -> Tenant {
     tenant.metadata = meta(name);
     tenant.metadata.labels = Some([("label".to_owned(), "x".repeat(label))].into());
     tenant
+}
+
+fn namespace(name: &str) -> PartialObjectMeta<Namespace> {
+    meta(name).into_response_partial()
 }
 
 fn secret(number: usize) -> ObjectMeta {
@@ -53,7 +58,8 @@ fn release_list_of_restored_etcd_wins() {
     // The versions of the watched Secret, of the list and of the Secret that was known before the list.
     let status_after_list = |watched, list, known_before| {
         let mut index = Index::new("one", None);
-        index.release_event(Event::Apply(secret(watched, "deployed")));
+        let applied = secret(watched, "deployed").into_response_partial();
+        index.release_event(Event::Apply(applied));
         let listed = vec![secret(list, "failed")];
         index.release_listed(&key, listed, (list, known_before));
         index.release_revisions(&key)[0].status.as_str().to_owned()
@@ -75,7 +81,7 @@ fn release_list_of_restored_etcd_wins() {
 fn honest_cluster_is_within_the_bounds() {
     let mut index = Index::new("one", None);
     for number in 0..100_000 {
-        index.release_event(Event::Apply(secret(number)));
+        index.release_event(Event::Apply(secret(number).into_response_partial()));
     }
     for number in 0..500 {
         index.tenant_event(Event::Apply(tenant(&number.to_string(), 10_000)));
@@ -98,14 +104,14 @@ fn endless_server_exceeds_the_bounds() {
     };
     let same = |index: &mut Index, number: usize| {
         if number == 0 {
-            index.release_event::<ObjectMeta>(Event::Init);
+            index.release_event(Event::Init);
         }
-        index.release_event(Event::InitApply(meta("none")));
+        index.release_event(Event::InitApply(meta("none").into_response_partial()));
     };
     let deleted = |index: &mut Index, number: usize| {
         let name = format!("{number}{}", "n".repeat(100_000));
-        index.workspace_event(Event::Apply(meta(&name)));
-        index.workspace_event(Event::Delete(meta(&name)));
+        index.workspace_event(Event::Apply(namespace(&name)));
+        index.workspace_event(Event::Delete(namespace(&name)));
     };
     let servers: [(AddObject, usize, ExceededBound); 4] = [
         (large, 300, ExceededBound::Bytes(MAX_STORED_BYTES)),
