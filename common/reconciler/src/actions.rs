@@ -48,7 +48,7 @@ use crate::helm_queue::HelmReservation;
 use crate::index::CrdState;
 use crate::inputs::{Member, Tools};
 use crate::owner::{OwnerKey, ReleaseOwner};
-use crate::plan::{Action, Attempt, Plan, Run};
+use crate::plan::{Action, Plan, Run};
 use crate::report_store::ReportStore;
 use error::{ActionError, helm_failure, transient, unavailable};
 use leftovers::LeftoverSource;
@@ -101,21 +101,13 @@ impl Job {
     }
 }
 
-/// The result of a job.
+/// The objects that a job has read or written, and the state that it has reported.
+#[derive(Default)]
 pub(super) struct JobResult {
-    pub key: OwnerKey,
-    pub release_key: ReleaseKey,
-    pub attempt: Attempt,
-    /// See `Job::lists`.
-    pub lists: u64,
     /// The state that the job reported.
     pub reported: Option<ClusterState>,
     /// The reported state, if this process held the Lease and wrote the state with its events.
     pub published: Option<ClusterState>,
-    /// The next step that was reported with the state.
-    pub next: Option<UpcomingStep>,
-    /// The handled request that was reported with the state.
-    pub handled_request: Option<String>,
     pub tenant: Option<Tenant>,
     pub release_update: Option<ReleaseUpdate>,
     pub release_details: Option<Release>,
@@ -129,8 +121,6 @@ pub(super) struct JobResult {
     pub cleaned_up: Option<String>,
     /// Earlier failures no longer apply.
     pub clears_failure: bool,
-    /// The job only reported the state.
-    pub is_report_only: bool,
     /// The action stopped because it needs a Helm slot.
     pub needs_slot: bool,
     pub error: Option<ActionError>,
@@ -176,28 +166,7 @@ pub(super) struct ActionRunner {
 impl ActionRunner {
     pub(super) async fn run_job(self: Arc<Self>, mut job: Box<Job>) -> Box<JobResult> {
         let reservation = job.reservation.take();
-        let mut result = Box::new(JobResult {
-            key: job.key.clone(),
-            release_key: job.release.clone(),
-            attempt: Attempt::new(&job.owner, &job.desired, &job.fingerprint),
-            lists: job.lists,
-            reported: None,
-            published: None,
-            next: job.next,
-            handled_request: job.handled_request.clone(),
-            tenant: None,
-            release_update: None,
-            release_details: None,
-            unrecorded: None,
-            workspace: None,
-            applied: None,
-            deletion_confirmed: None,
-            cleaned_up: None,
-            clears_failure: false,
-            is_report_only: job.plan.action == Action::Nothing,
-            needs_slot: false,
-            error: None,
-        });
+        let mut result = Box::<JobResult>::default();
         let started = BootTime::now();
         // The file is deleted when the action ends.
         let (runner, _kubeconfig) = match self.runner_for(&job) {

@@ -12,6 +12,7 @@ use krypton_runtime::retry::Backoff;
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::desired::{DesiredState, Version};
+use krypton_types::tenant::UpcomingStep;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::Span;
@@ -39,10 +40,18 @@ use crate::workspaces::Workspaces;
 /// neither flood the API server nor take the memory of a thousand calls.
 const MAX_CONCURRENT_ACTIONS: usize = 16;
 
-/// A running action.
+/// A running action, with the inputs of its job that the result is recorded with.
 pub(crate) struct RunningAction {
     pub key: OwnerKey,
     pub attempt: Attempt,
+    pub release: ReleaseKey,
+    /// See `Job::lists`.
+    pub lists: u64,
+    /// The next step and the handled request, which are reported with the state.
+    pub next: Option<UpcomingStep>,
+    pub handled_request: Option<String>,
+    /// The job only reports the state.
+    pub is_report_only: bool,
     pub span: Span,
 }
 

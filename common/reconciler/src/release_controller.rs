@@ -306,12 +306,17 @@ impl Reconciler {
         state.is_reading = matches!(job.plan.action, Action::ReadRelease(_));
         let revisions = self.index.release_revisions(&job.release).into_iter();
         job.revisions = revisions.cloned().collect();
-        let run = Arc::clone(&self.runner).run_job(Box::new(job));
         let running = RunningAction {
             key,
             attempt,
+            release: job.release.clone(),
+            lists: job.lists,
+            next: job.next,
+            handled_request: job.handled_request.clone(),
+            is_report_only: job.plan.action == Action::Nothing,
             span: span.clone(),
         };
+        let run = Arc::clone(&self.runner).run_job(Box::new(job));
         self.jobs.spawn(running, run.instrument(span));
         false
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
@@ -58,34 +59,35 @@ impl Reconciler {
 
     pub(crate) fn finish(
         &mut self,
-        running: RunningAction,
+        action: RunningAction,
         result: Result<Box<JobResult>, JoinError>,
     ) {
         let now = BootTime::now();
-        let RunningAction { key, attempt, span } = running;
+        let key = &action.key;
         // The following log lines belong to the span of the same job.
-        let _within = span.entered();
-        self.action_queue.done(&key, Outcome::Done, now, 0.0);
-        self.queue.done(&key, Outcome::Again(now), now, 0.0);
+        let _within = action.span.enter();
+        self.action_queue.done(key, Outcome::Done, now, 0.0);
+        self.queue.done(key, Outcome::Again(now), now, 0.0);
         match result {
-            Ok(result) => self.record_result(*result, now),
+            Ok(result) => self.record_result(&action, *result, now),
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "action panicked");
-                if let Some(state) = self.owner_states.get_mut(&key) {
-                    state.panicked(attempt, BootTime(now.0 + self.member.retry_max));
+                if let Some(state) = self.owner_states.get_mut(key) {
+                    let until = BootTime(now.0 + self.member.retry_max);
+                    state.panicked(action.attempt.clone(), until);
                 }
             }
         }
-        self.owners_changed([key].into());
+        self.owners_changed([key.clone()].into());
     }
 
-    fn record_result(&mut self, mut result: JobResult, now: BootTime) {
-        if result.lists != self.index.lists_started() {
+    fn record_result(&mut self, action: &RunningAction, mut result: JobResult, now: BootTime) {
+        if action.lists != self.index.lists_started() {
             result.forget_responses();
         }
         let is_decoded = result.release_details.is_some();
-        let updated = self.update_index(&mut result);
-        let state = self.owner_states.entry(result.key.clone()).or_default();
+        let updated = self.update_index(&action.release, &mut result);
+        let state = self.owner_states.entry(action.key.clone()).or_default();
         state.is_removing = false;
         (state.not_before, state.held_attempt) = (None, None);
         state.needs_slot = result.needs_slot;
@@ -102,19 +104,19 @@ impl Reconciler {
                 |failure: &mut Failure| failure.reason == reason::RELEASE_TAMPERED;
             state.memory.failure.take_if(is_tamper_failure);
         }
-        state.record_job(&mut result, now);
+        state.record_job(action, &mut result, now);
         // Reporting a refusal does not end it.
         let refusal = state.memory.refusal.as_ref();
         let is_for_action = refusal.is_some_and(|refusal| !refusal.is_status_write);
-        let reports_refusal = result.is_report_only && is_for_action;
+        let reports_refusal = action.is_report_only && is_for_action;
         if !(reports_refusal || matches!(result.error, Some(ActionError::Conflict))) {
             state.conflicts = 0;
         }
         match result.error {
-            None => state.succeeded(result.is_report_only, result.clears_failure),
+            None => state.succeeded(action.is_report_only, result.clears_failure),
             Some(error) => self.record_failure(
-                (&result.key, result.is_report_only),
-                result.attempt,
+                (&action.key, action.is_report_only),
+                action.attempt.clone(),
                 error,
                 now,
             ),
@@ -122,7 +124,7 @@ impl Reconciler {
     }
 
     /// Adds the objects that the action read or wrote to the index. Returns the single revision among them.
-    fn update_index(&mut self, result: &mut JobResult) -> Option<Revision> {
+    fn update_index(&mut self, release: &ReleaseKey, result: &mut JobResult) -> Option<Revision> {
         if let Some(tenant) = result.tenant.take() {
             let changed = self.index.tenant_written(tenant);
             self.owners_changed(changed);
@@ -140,7 +142,7 @@ impl Reconciler {
                 known_before,
             }) => {
                 self.index
-                    .release_listed(&result.release_key, metas, (version, known_before));
+                    .release_listed(release, metas, (version, known_before));
             }
             Some(ReleaseUpdate::One(meta)) => {
                 updated = Revision::from_metadata(&meta).map(|(_, revision)| revision);
@@ -151,9 +153,9 @@ impl Reconciler {
         }
         if let Some(release_details) = result.release_details.take() {
             self.release_details
-                .insert(result.release_key.clone(), Arc::new(release_details));
-        } else if self.index.release_revisions(&result.release_key).is_empty() {
-            self.release_details.remove(&result.release_key);
+                .insert(release.clone(), Arc::new(release_details));
+        } else if self.index.release_revisions(release).is_empty() {
+            self.release_details.remove(release);
         }
         updated
     }
@@ -277,7 +279,7 @@ impl OwnerState {
     }
 
     /// Stores what the action did and reported.
-    fn record_job(&mut self, result: &mut JobResult, now: BootTime) {
+    fn record_job(&mut self, action: &RunningAction, result: &mut JobResult, now: BootTime) {
         if result.cleaned_up.is_some() {
             self.memory.cleaned_up = result.cleaned_up.take();
         }
@@ -286,13 +288,15 @@ impl OwnerState {
         }
         if result.reported.is_some() {
             self.memory.reported = result.reported.take();
-            self.memory.reported_next = result.next;
+            self.memory.reported_next = action.next;
             self.memory.reported_at = Some(now);
         }
         if result.published.is_some() {
             self.memory.published = result.published.take();
-            self.memory.published_next = result.next;
-            self.memory.handled_request = result.handled_request.take();
+            self.memory.published_next = action.next;
+            self.memory
+                .handled_request
+                .clone_from(&action.handled_request);
         }
         if let Some(run) = result.applied.take() {
             self.memory.applied = Some(AppliedRun { run, ended: now });
