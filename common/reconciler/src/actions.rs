@@ -127,6 +127,14 @@ pub(super) struct JobResult {
 }
 
 impl JobResult {
+    /// Returns the listed revisions of the release; empty if the job has not listed them.
+    fn listed(&self) -> &[ObjectMeta] {
+        match &self.release_update {
+            Some(ReleaseUpdate::All { metas, .. }) => metas,
+            _ => &[],
+        }
+    }
+
     /// Drops what the job has read or written.
     pub(crate) fn forget_responses(&mut self) {
         (self.tenant, self.workspace) = (None, None);

@@ -5,7 +5,7 @@ use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::names;
 
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate};
+use super::{ActionError, ActionRunner, Job, JobResult};
 use crate::owner::ReleaseOwner;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
@@ -41,8 +41,7 @@ impl ActionRunner {
         // Without the finalizer, no process would uninstall a release that an incomplete list omitted.
         if !orphaned && job.newest.is_none() {
             self.relist(job, result).await?;
-            if matches!(&result.release_update, Some(ReleaseUpdate::All { metas, .. }) if !metas.is_empty())
-            {
+            if !result.listed().is_empty() {
                 return Err(ActionError::Conflict);
             }
         }

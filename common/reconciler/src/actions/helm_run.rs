@@ -59,10 +59,10 @@ impl ActionRunner {
             },
         };
         if reinstall {
-            self.forget_older_attempts(job, result).await?;
+            self.forget_older_attempts(job).await?;
         }
         if run == Run::Upgrade {
-            self.forget_repeated_attempts(job, result).await?;
+            self.forget_repeated_attempts(job).await?;
         }
         let chart = job.chart();
         let upgrade = self.upgrade_params(job, &chart, run, path, server_side, reinstall);

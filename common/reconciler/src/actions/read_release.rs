@@ -66,13 +66,11 @@ impl ActionRunner {
         self.relist(job, result).await?;
         let name = releases::secret_name(&job.release.name, revision);
         let is_missing_revision = |meta: &ObjectMeta| meta.name.as_ref() == Some(&name);
-        match &result.release_update {
-            Some(ReleaseUpdate::All { metas, .. }) if metas.iter().any(is_missing_revision) => {
-                let message = format!("the API server lists Secret {name} but does not find it");
-                Err(ActionError::Transient(message))
-            }
-            _ => Ok(()),
+        if result.listed().iter().any(is_missing_revision) {
+            let message = format!("the API server lists Secret {name} but does not find it");
+            return Err(ActionError::Transient(message));
         }
+        Ok(())
     }
 
     /// Reads the release's Secrets afresh, without their content.
@@ -81,6 +79,20 @@ impl ActionRunner {
         job: &Job,
         result: &mut JobResult,
     ) -> Result<(), ActionError> {
+        let (metas, version) = self.list_revisions(job).await?;
+        result.release_update = Some(ReleaseUpdate::All {
+            metas,
+            version,
+            known_before: job.known_version,
+        });
+        Ok(())
+    }
+
+    /// Returns the metadata of the release's Secrets, and the version of their list.
+    pub(super) async fn list_revisions(
+        &self,
+        job: &Job,
+    ) -> Result<(Vec<ObjectMeta>, u64), ActionError> {
         let labels = releases::secrets_selector(&job.release.name);
         let helm_type = format!("type={}", releases::SECRET_TYPE);
         let params = ListParams::default().labels(&labels).fields(&helm_type);
@@ -96,12 +108,6 @@ impl ActionRunner {
             Revision::from_metadata(meta).is_some_and(|(release, _)| release == job.release)
         };
         let metas = list.items.into_iter().map(|item| item.metadata);
-        let metas = metas.filter(is_revision).collect();
-        result.release_update = Some(ReleaseUpdate::All {
-            metas,
-            version,
-            known_before: job.known_version,
-        });
-        Ok(())
+        Ok((metas.filter(is_revision).collect(), version))
     }
 }

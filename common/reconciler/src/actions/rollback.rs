@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::stored_revisions::ForeignRevisions;
 use super::trust::check_rollback;
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, helm_failure};
+use super::{ActionError, ActionRunner, Job, JobResult, helm_failure};
 use crate::helm_queue::HelmReservation;
 use crate::plan::revisions;
 
@@ -76,11 +76,7 @@ impl ActionRunner {
         let running = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop));
         let ended = running.await;
         self.relist(job, result).await?;
-        let metas = match &result.release_update {
-            Some(ReleaseUpdate::All { metas, .. }) => metas.as_slice(),
-            _ => &[],
-        };
-        let written = metas.iter().filter_map(Revision::from_metadata);
+        let written = result.listed().iter().filter_map(Revision::from_metadata);
         let restored = written.map(|(_, revision)| revision).find(|revision| {
             revision.revision > newest.revision && revision.status == Status::Deployed
         });

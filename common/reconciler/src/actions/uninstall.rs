@@ -12,7 +12,7 @@ use super::super::helm_queue::HelmReservation;
 use super::leftovers::LeftoverSource;
 use super::stored_revisions::{ForeignRevisions, StoredRevisions};
 use super::trust::{OwnedObjects, tampered, verdict};
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, helm_failure, transient};
+use super::{ActionError, ActionRunner, Job, JobResult, helm_failure, transient};
 
 impl ActionRunner {
     pub(super) async fn uninstall(
@@ -68,9 +68,8 @@ impl ActionRunner {
         let running = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));
         let ended = self.run_reporting_hooks(job, result, newest, running).await;
         self.relist(job, result).await?;
-        let is_gone = matches!(&result.release_update, Some(ReleaseUpdate::All { metas, .. }) if metas.is_empty());
         let name = &job.release.name;
-        if !is_gone {
+        if !result.listed().is_empty() {
             let message = format!("release {name} still exists after helm uninstall");
             return Err(helm_failure(ended.err(), reason::UNINSTALL_FAILED, message));
         }

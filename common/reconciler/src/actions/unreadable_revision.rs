@@ -14,7 +14,7 @@ use krypton_types::error_chain::chain;
 use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, transient, unavailable};
+use super::{ActionError, ActionRunner, Job, JobResult, transient, unavailable};
 use crate::plan::revisions;
 
 /// The type of a Secret that was set aside. Helm looks only for its own type.
@@ -63,8 +63,7 @@ impl ActionRunner {
         }
         if is_removal {
             self.relist(job, result).await?;
-            let is_only_revision = !matches!(&result.release_update,
-                Some(ReleaseUpdate::All { metas, .. }) if metas.len() > 1);
+            let is_only_revision = result.listed().len() <= 1;
             if is_only_revision {
                 return Err(failed(format!(
                     "{problem}, and no other revision lists its objects; delete the objects with annotation \
@@ -133,20 +132,12 @@ impl ActionRunner {
 
     /// Forgets repeated attempts before another upgrade. Helm would drop the oldest attempt for the newest one, and
     /// with it the only list of that attempt's objects.
-    pub(super) async fn forget_repeated_attempts(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn forget_repeated_attempts(&self, job: &Job) -> Result<(), ActionError> {
         let repeated = revisions::repeated(&job.revisions);
         if repeated.is_empty() {
             return Ok(());
         }
-        self.relist(job, result).await?;
-        let Some(ReleaseUpdate::All { metas, .. }) = result.release_update.take() else {
-            return Ok(());
-        };
-        let mut failed = failed_revisions(metas);
+        let mut failed = failed_revisions(self.list_revisions(job).await?.0);
         while let Some((newest, _)) = failed.first().cloned() {
             let is_repeat =
                 |(revision, _): &FailedRevision| revision.fingerprint == newest.fingerprint;
@@ -160,17 +151,8 @@ impl ActionRunner {
     }
 
     /// Forgets older attempts before another installation, because Helm limits the history only for upgrades.
-    pub(super) async fn forget_older_attempts(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
-        self.relist(job, result).await?;
-        // The list becomes outdated below, so don't return it.
-        let Some(ReleaseUpdate::All { metas, .. }) = result.release_update.take() else {
-            return Ok(());
-        };
-        let failed = failed_revisions(metas);
+    pub(super) async fn forget_older_attempts(&self, job: &Job) -> Result<(), ActionError> {
+        let failed = failed_revisions(self.list_revisions(job).await?.0);
         let Some((newest, _)) = failed.first().cloned() else {
             return Ok(());
         };
@@ -231,7 +213,7 @@ impl ActionRunner {
 type FailedRevision = (Revision, ObjectMeta);
 
 /// The failed revisions, newest first.
-pub(super) fn failed_revisions(metas: Vec<ObjectMeta>) -> Vec<FailedRevision> {
+fn failed_revisions(metas: Vec<ObjectMeta>) -> Vec<FailedRevision> {
     let read = |meta: ObjectMeta| Some((Revision::from_metadata(&meta)?.1, meta));
     let mut failed: Vec<FailedRevision> = metas.into_iter().filter_map(read).collect();
     failed.retain(|(revision, _)| revision.status == Status::Failed);
