@@ -109,24 +109,20 @@ pub(crate) async fn check_release(
         pace,
         kinds: &mut cache.kinds,
         queried_versions: BTreeSet::new(),
-    };
-    let mut report = DriftReport {
-        revision: input.revision,
-        ..DriftReport::default()
+        cached,
+        report: DriftReport {
+            revision: input.revision,
+            ..DriftReport::default()
+        },
     };
     let mut result = Ok(());
-    for (index, manifest) in manifest.iter().take(MAX_OBJECTS).enumerate() {
-        let Ok(index) = ObjectIndex::try_from(index) else {
-            break;
-        };
-        if let Err(error) = check
-            .check_object(index, manifest, &mut cached, &mut report)
-            .await
-        {
-            result = Err(error);
+    for (index, manifest) in (0..).zip(manifest.iter().take(MAX_OBJECTS)) {
+        result = check.check_object(index, manifest).await;
+        if result.is_err() {
             break;
         }
     }
+    let ReleaseCheck { cached, report, .. } = check;
     if !(cached.passed.is_empty() && cached.heal_limiter.is_empty()) {
         cache.releases.insert(input.release.clone(), cached);
     }
@@ -139,6 +135,8 @@ struct ReleaseCheck<'a> {
     kinds: &'a mut KindCache,
     /// Groups that were queried in this check. An unserved kind is not queried again.
     queried_versions: BTreeSet<String>,
+    cached: ReleaseCache,
+    report: DriftReport,
 }
 
 /// Response about one object.
@@ -156,8 +154,6 @@ impl ReleaseCheck<'_> {
         &mut self,
         index: ObjectIndex,
         manifest: &Value,
-        cached: &mut ReleaseCache,
-        report: &mut DriftReport,
     ) -> Result<(), CheckError> {
         let Some(mut id) = ObjectId::from_object(manifest) else {
             return Ok(());
@@ -165,7 +161,7 @@ impl ReleaseCheck<'_> {
         let resource_path = match self.resource_path(&mut id).await? {
             Ok(resource_path) => resource_path,
             Err(reason) => {
-                report.not_compared.push((id, reason));
+                self.report.not_compared.push((id, reason));
                 return Ok(());
             }
         };
@@ -180,7 +176,7 @@ impl ReleaseCheck<'_> {
                 ApiResponse::NotFound => None,
                 ApiResponse::Conflict => return Ok(()),
                 ApiResponse::Rejected(reason) => {
-                    report.not_compared.push((id, reason));
+                    self.report.not_compared.push((id, reason));
                     return Ok(());
                 }
             };
@@ -192,32 +188,26 @@ impl ReleaseCheck<'_> {
                 if self.exists_in_default(&id, manifest).await? {
                     return Ok(());
                 }
-                let applied = object::applied(manifest, self.input.release);
-                let finding = self
-                    .heal_deleted(&resource_path, &id, applied, cached)
-                    .await?;
-                report.findings.push(finding);
+                let finding = self.heal_deleted(&resource_path, id, manifest).await?;
+                self.report.findings.push(finding);
                 return Ok(());
             };
             let comparison_hash = object::comparison_hash(&live);
-            if cached.passed.get(&index) == Some(&comparison_hash) {
-                cached.heal_limiter.record_match(&id);
+            if self.cached.passed.get(&index) == Some(&comparison_hash) {
+                self.cached.heal_limiter.record_match(&id);
                 return Ok(());
             }
-            cached.passed.remove(&index);
+            self.cached.passed.remove(&index);
             if is_excluded(&live) {
                 return Ok(());
             }
-            match self
-                .compare(&resource_path, &id, manifest, &live, cached)
-                .await?
-            {
+            match self.compare(&resource_path, &id, manifest, &live).await? {
                 Comparison::Equal => {
-                    cached.passed.insert(index, comparison_hash);
-                    cached.heal_limiter.record_match(&id);
+                    self.cached.passed.insert(index, comparison_hash);
+                    self.cached.heal_limiter.record_match(&id);
                 }
-                Comparison::Differs(finding) => report.findings.push(finding),
-                Comparison::NotCompared(reason) => report.not_compared.push((id, reason)),
+                Comparison::Differs(finding) => self.report.findings.push(finding),
+                Comparison::NotCompared(reason) => self.report.not_compared.push((id, reason)),
                 Comparison::Changed if !is_last_try => continue,
                 Comparison::Changed => {}
             }
@@ -263,7 +253,6 @@ impl ReleaseCheck<'_> {
         id: &ObjectId,
         manifest: &Value,
         live: &Value,
-        cached: &mut ReleaseCache,
     ) -> Result<Comparison, CheckError> {
         let mut rules = ignore::built_in_rules(id, live);
         let annotations = live.pointer("/metadata/annotations");
@@ -294,7 +283,7 @@ impl ReleaseCheck<'_> {
             }
             None => {
                 let applied = object::with_live_identity(applied, live);
-                match self.heal(resource_path, id, &applied, true, cached).await? {
+                match self.heal(resource_path, id, &applied, true).await? {
                     Some(outcome) => outcome,
                     None => return Ok(Comparison::Changed),
                 }
@@ -311,16 +300,14 @@ impl ReleaseCheck<'_> {
     async fn heal_deleted(
         &mut self,
         resource_path: &Request,
-        id: &ObjectId,
-        applied: Value,
-        cached: &mut ReleaseCache,
+        id: ObjectId,
+        manifest: &Value,
     ) -> Result<Finding, CheckError> {
+        let applied = object::applied(manifest, self.input.release);
         // Apply without force, to not take over an object that another client creates now.
-        let healed = self
-            .heal(resource_path, id, &applied, false, cached)
-            .await?;
+        let healed = self.heal(resource_path, &id, &applied, false).await?;
         Ok(Finding {
-            object: id.clone(),
+            object: id,
             difference: Difference::Deleted,
             writer: None,
             outcome: healed.unwrap_or(FindingOutcome::ReportedOnly),
@@ -334,7 +321,6 @@ impl ReleaseCheck<'_> {
         id: &ObjectId,
         applied: &Value,
         force: bool,
-        cached: &mut ReleaseCache,
     ) -> Result<Option<FindingOutcome>, CheckError> {
         let metrics = self.input.metrics;
         let settings = self.input.settings;
@@ -343,7 +329,8 @@ impl ReleaseCheck<'_> {
             return Ok(Some(FindingOutcome::ReportedOnly));
         }
         let interval = Duration::from_secs(settings.interval_seconds.into());
-        if !cached.heal_limiter.may_heal(id, interval, BootTime::now()) {
+        let limiter = &mut self.cached.heal_limiter;
+        if !limiter.may_heal(id, interval, BootTime::now()) {
             metrics.objects_found.inc();
             metrics.heals_held_back.inc();
             return Ok(Some(FindingOutcome::HeldBack));
@@ -360,7 +347,7 @@ impl ReleaseCheck<'_> {
             return Ok(None);
         }
         metrics.objects_found.inc();
-        cached.heal_limiter.record_heal(id, BootTime::now());
+        self.cached.heal_limiter.record_heal(id, BootTime::now());
         Ok(Some(match response {
             ApiResponse::Success(_) => {
                 metrics.heals.inc();
