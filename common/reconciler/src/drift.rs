@@ -24,7 +24,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
 pub(crate) use ignore::IgnoreRule;
-pub(crate) use message::{correction_events, describe, drift_event, findings_in, with_findings};
+pub(crate) use message::{correction_event, describe, drift_event, findings_in, with_findings};
 
 /// Helm's field manager, regardless of the name of its binary.
 pub(crate) const HELM: &str = "helm";

@@ -38,18 +38,7 @@ pub(crate) fn with_findings(message: &str, findings: Option<&str>) -> String {
 ///
 /// Equal findings produce equal text, as each change of the text causes a status write.
 pub(crate) fn describe(report: &DriftReport) -> Option<String> {
-    let mut parts = Vec::new();
-    let uncorrected = |finding: &&Finding| finding.outcome != FindingOutcome::Healed;
-    let uncorrected: Vec<&Finding> = report.findings.iter().filter(uncorrected).collect();
-    parts.extend(
-        uncorrected
-            .iter()
-            .take(MAX_OBJECTS)
-            .map(|finding| describe_finding(finding)),
-    );
-    if let Some(more @ 1..) = uncorrected.len().checked_sub(MAX_OBJECTS) {
-        parts.push(format!("and {more} more"));
-    }
+    let mut parts = describe_findings(report, |outcome| *outcome != FindingOutcome::Healed);
     if let Some((object, reason)) = report.not_compared.first() {
         let reason = truncate(reason);
         parts.push(match report.not_compared.len() {
@@ -58,6 +47,21 @@ pub(crate) fn describe(report: &DriftReport) -> Option<String> {
         });
     }
     (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// Describes a few of the findings with such an outcome, and counts the rest.
+fn describe_findings(
+    report: &DriftReport,
+    is_selected: impl Fn(&FindingOutcome) -> bool,
+) -> Vec<String> {
+    let findings = report.findings.iter();
+    let findings: Vec<&Finding> = findings.filter(|it| is_selected(&it.outcome)).collect();
+    let named = findings.iter().take(MAX_OBJECTS);
+    let mut parts: Vec<String> = named.map(|finding| describe_finding(finding)).collect();
+    if let Some(more @ 1..) = findings.len().checked_sub(MAX_OBJECTS) {
+        parts.push(format!("and {more} more"));
+    }
+    parts
 }
 
 fn describe_finding(finding: &Finding) -> String {
@@ -101,23 +105,11 @@ fn truncate(text: &str) -> &str {
     text.get(..end).unwrap_or_default()
 }
 
-/// Returns the events for corrections. [`drift_event`] returns the event for remaining drift when the message changes.
-pub(crate) fn correction_events(report: &DriftReport) -> Vec<ObjectEvent> {
-    let corrected = |finding: &&Finding| finding.outcome == FindingOutcome::Healed;
-    let corrected: Vec<&Finding> = report.findings.iter().filter(corrected).collect();
-    if corrected.is_empty() {
-        return Vec::new();
-    }
-    let mut parts: Vec<String> = corrected
-        .iter()
-        .take(MAX_OBJECTS)
-        .map(|finding| describe_finding(finding))
-        .collect();
-    if let Some(more @ 1..) = corrected.len().checked_sub(MAX_OBJECTS) {
-        parts.push(format!("and {more} more"));
-    }
-    let message = format!("corrected: {}", parts.join("; "));
-    vec![ObjectEvent::normal("DriftHealed", message)]
+/// Returns the event for corrections. [`drift_event`] returns the event for remaining drift when the message changes.
+pub(crate) fn correction_event(report: &DriftReport) -> Option<ObjectEvent> {
+    let parts = describe_findings(report, |outcome| *outcome == FindingOutcome::Healed);
+    let message = || format!("corrected: {}", parts.join("; "));
+    (!parts.is_empty()).then(|| ObjectEvent::normal("DriftHealed", message()))
 }
 
 /// Returns an event if the new message describes other drift than the previous one.
@@ -193,16 +185,10 @@ mod tests {
             finding("a", FindingOutcome::Healed),
             finding("b", FindingOutcome::ReportedOnly),
         ]);
-        let events = correction_events(&both);
-        assert_eq!(events.len(), 1);
-        assert!(events[0].message.contains("acme/a") && !events[0].message.contains("acme/b"));
-        assert_eq!(
-            correction_events(&report_with(vec![finding(
-                "b",
-                FindingOutcome::ReportedOnly
-            )])),
-            []
-        );
+        let message = correction_event(&both).unwrap().message;
+        assert!(message.contains("acme/a") && !message.contains("acme/b"));
+        let reported = report_with(vec![finding("b", FindingOutcome::ReportedOnly)]);
+        assert_eq!(correction_event(&reported), None);
     }
 
     #[test]

@@ -27,7 +27,7 @@ use tracing::{Instrument as _, Span};
 
 use crate::actions::{ActionRunner, Job};
 use crate::drift::check::{CheckError, CheckInput, DriftCache, check_release};
-use crate::drift::{DriftReport, DriftSettings, correction_events, describe};
+use crate::drift::{DriftReport, DriftSettings, correction_event, describe};
 use crate::index::Index;
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::owner_state::OwnerState;
@@ -290,18 +290,15 @@ impl ActionRunner {
         let (mut unreadable, mut failed) = (None, None);
         let drift = match result {
             Ok(Some((report, recorded))) => {
-                for event in correction_events(&report) {
+                if let Some(event) = correction_event(&report) {
                     self.emit_event(&job.owner, event);
                 }
                 let held_back = !recorded && job.check.settings.mode == DriftMode::Heal;
-                let message = describe(&report).map(|message| match held_back {
-                    false => message,
-                    true => {
-                        format!(
-                            "{message}; not corrected, as Krypton has no record of this revision"
-                        )
-                    }
-                });
+                let note = match held_back {
+                    true => "; not corrected, as Krypton has no record of this revision",
+                    false => "",
+                };
+                let message = describe(&report).map(|message| message + note);
                 Some(RevisionDrift {
                     revision: report.revision,
                     message,
