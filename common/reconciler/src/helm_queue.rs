@@ -38,13 +38,6 @@ pub(super) struct HelmReservation {
     pub(super) span: Span,
 }
 
-impl HelmReservation {
-    /// Returns the slot and the chart, if it has one.
-    pub(super) fn with_chart(self) -> Option<(Slot, PathBuf)> {
-        Some((self.slot, self.chart?))
-    }
-}
-
 /// A release that waits, and its task.
 pub(super) struct WaitingRelease {
     pub(super) request: HelmRequest,

@@ -40,7 +40,12 @@ impl ActionRunner {
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
     ) -> Result<(), ActionError> {
-        let Some((slot, path)) = reservation.and_then(HelmReservation::with_chart) else {
+        let Some(HelmReservation {
+            slot,
+            chart: Some(path),
+            ..
+        }) = reservation
+        else {
             return Err(ActionError::Conflict);
         };
         self.check_permit()?;
