@@ -197,19 +197,17 @@ impl ActionRunner {
         let Some(user) = user.filter(|_| job.plan.action != Action::Nothing) else {
             return Ok((self, None));
         };
-        let client = client_as(&self.member.client, &user).map_err(|_| ActionError::Failed {
-            reason: reason::HELM_UNAVAILABLE,
-            message: "spec.serviceAccountName is not the name of a service account; correct it"
-                .to_owned(),
-            permanent: true,
+        let client = client_as(&self.member.client, &user).map_err(|_| {
+            let message =
+                "spec.serviceAccountName is not the name of a service account; correct it";
+            ActionError::permanent(reason::HELM_UNAVAILABLE, message.to_owned())
         })?;
         let kubeconfig = kubeconfig_as(&self.member.kubeconfig, &user);
-        let kubeconfig = kubeconfig.map_err(|error| ActionError::Failed {
-            reason: reason::HELM_UNAVAILABLE,
-            message: format!(
+        let kubeconfig = kubeconfig.map_err(|error| {
+            let message = format!(
                 "failed to write Helm's kubeconfig: {error}; check the free space of --private-dir"
-            ),
-            permanent: false,
+            );
+            ActionError::failed(reason::HELM_UNAVAILABLE, message)
         })?;
         let member = Member {
             helm_client: client,

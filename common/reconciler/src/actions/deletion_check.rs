@@ -38,11 +38,10 @@ impl ActionRunner {
         }
         let crd_created = crd.metadata.creation_timestamp.map(|time| time.0);
         if Lifetime::new(&tenant.metadata).ended_before(crd_created) {
-            return Err(ActionError::Failed {
-                reason: reason::UNINSTALL_FAILED,
-                message: deleted_with_earlier_crd(),
-                permanent: true,
-            });
+            return Err(ActionError::permanent(
+                reason::UNINSTALL_FAILED,
+                deleted_with_earlier_crd(),
+            ));
         }
         let api = self.tenants(&tenant.namespace().unwrap_or_default());
         let reading = api.get_metadata(tenant.metadata.name.as_deref().unwrap_or_default());
