@@ -97,7 +97,8 @@ impl ActionRunner {
         };
         if let Some(compared) = compared {
             let secret = stored.revision(compared).ok_or(ActionError::Conflict)?;
-            self.check_compared(job, &stored.record, secret).await?;
+            let compared = (compared, secret);
+            self.check_compared(job, &stored.record, compared).await?;
         }
         // The numbers of revisions start again, so an old digest would not match.
         self.delete_record(job).await?;

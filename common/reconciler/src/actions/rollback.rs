@@ -46,7 +46,8 @@ impl ActionRunner {
         let (Some(current), Some(good)) = revisions else {
             return self.relist(job, result).await;
         };
-        self.check_compared(job, &stored.record, current).await?;
+        let compared = (newest.revision, current);
+        self.check_compared(job, &stored.record, compared).await?;
         let digest = check_rollback(&job.release, &stored.record, good)?;
         self.wait_randomly().await;
         self.recheck(job, &stored).await?;

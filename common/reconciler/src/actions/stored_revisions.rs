@@ -19,7 +19,7 @@ use krypton_types::conditions::reason;
 use kube::ResourceExt;
 use kube::api::ListParams;
 
-use super::trust::{OwnedObjects, tampered, verdict};
+use super::trust::{OwnedObjects, check_unchanged, verdict};
 use super::{ActionError, ActionRunner, Job, JobResult};
 
 /// A revision has at most 1.4 MB in a response, which may have 16 MiB. Only one page is in memory.
@@ -293,8 +293,8 @@ fn check(
     }
     // A failed attempt was never recorded.
     let was_deployed = matches!(revision.status, Status::Deployed | Status::Superseded);
-    if was_deployed && verdict(record, secret)?.1 == RecordComparison::Tampered {
-        return Err(tampered(release, revision.revision));
+    if was_deployed {
+        check_unchanged(release, record, secret)?;
     }
     Ok(CheckedSecret::Revision(revision))
 }

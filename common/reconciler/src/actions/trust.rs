@@ -93,16 +93,13 @@ impl ActionRunner {
         &self,
         job: &Job,
         record: &ReleaseRecord,
-        secret: &Secret,
+        (revision, secret): (u32, &Secret),
     ) -> Result<(), ActionError> {
-        match verdict(record, secret)? {
-            (_, RecordComparison::Recorded) => Ok(()),
-            (revision, RecordComparison::Tampered) => Err(tampered(&job.release, revision)),
-            (revision, RecordComparison::Unrecorded) => {
-                let mut owned = OwnedObjects::default();
-                self.check_objects(job, revision, secret, &mut owned).await
-            }
+        if check_unchanged(&job.release, record, secret)? {
+            return Ok(());
         }
+        let mut owned = OwnedObjects::default();
+        self.check_objects(job, revision, secret, &mut owned).await
     }
 
     /// Returns an error if the stored manifest lists an object outside the workspace that does not belong to this

@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use super::super::helm_queue::HelmReservation;
 use super::leftovers::LeftoverSource;
 use super::stored_revisions::{ForeignRevisions, StoredRevisions};
-use super::trust::{OwnedObjects, tampered, verdict};
+use super::trust::{OwnedObjects, check_unchanged, verdict};
 use super::{ActionError, ActionRunner, Job, JobResult, helm_failure, transient};
 
 impl ActionRunner {
@@ -94,12 +94,8 @@ impl ActionRunner {
         let secret = stored
             .revision(newest.revision)
             .ok_or(ActionError::Conflict)?;
-        match verdict(record, secret)? {
-            (_, RecordComparison::Recorded) => {
-                return releases::has_delete_hooks(secret).map_err(|error| transient(&error));
-            }
-            (revision, RecordComparison::Tampered) => return Err(tampered(&job.release, revision)),
-            (_, RecordComparison::Unrecorded) => {}
+        if check_unchanged(&job.release, record, secret)? {
+            return releases::has_delete_hooks(secret).map_err(|error| transient(&error));
         }
         self.remove_failed_attempts(job, record, result).await?;
         let mut owned = OwnedObjects::default();
