@@ -63,71 +63,56 @@ pub async fn run_with_dumps(
     stop: CancellationToken,
 ) {
     let span = tracing::error_span!("reconciler", member = %member.name);
-    let reconciling = Box::pin(reconcile(
-        member,
-        tools,
-        desired,
-        report_store,
-        dump_requests,
-        stop,
-    ));
-    reconciling.instrument(span).await;
-}
-
-async fn reconcile(
-    member: Member,
-    tools: Tools,
-    desired: watch::Receiver<Arc<DesiredState>>,
-    report_store: Arc<ReportStore>,
-    dump_requests: mpsc::Receiver<DumpRequest>,
-    stop: CancellationToken,
-) {
-    let (lease_state_sender, lease_state) = watch::channel(LeaseState::default());
-    let (lease_goal, lease_goals) = watch::channel(LeaseGoal::Observe);
-    let runs_ended = CancellationToken::new();
-    let lease_task = lease::hold(
-        member.client.clone(),
-        (LeaseName::member(), LeaseTimes::MEMBER),
-        member.holder.clone(),
-        lease_goals,
-        lease_state_sender,
-        stop.clone(),
-        runs_ended.clone(),
-    );
-    let task_name = |task: &str| format!("{task} of member {}", member.name);
-    let lease_task = (tools.watchdog).watch(task_name("the Lease"), lease_task.in_current_span());
-    let lease_task = tokio::spawn(lease_task);
-    let (stop_handle, stop_signal) = StopHandle::new();
-    let stop_handle = Arc::new(stop_handle);
-    let guard_task = lease_guard::guard_runs(lease_state.clone(), Arc::clone(&stop_handle));
-    let guard_task =
-        (tools.watchdog).watch(task_name("the end of runs"), guard_task.in_current_span());
-    let guard_task = tokio::spawn(guard_task);
-    let member = Arc::new(member);
-    let events = EventRecorder::start(
-        member.client.clone(),
-        member.instance.clone(),
-        &tools.watchdog,
-    )
-    .with_counter(tools.work.events_dropped.clone());
-    let runner = Arc::new(ActionRunner {
-        fleet_client: member.helm_client.clone(),
-        member,
-        desired,
-        tools,
-        events,
-        report_store,
-        lease_state,
-        stop: stop_signal,
+    let reconciling = Box::pin(async move {
+        let (lease_state_sender, lease_state) = watch::channel(LeaseState::default());
+        let (lease_goal, lease_goals) = watch::channel(LeaseGoal::Observe);
+        let runs_ended = CancellationToken::new();
+        let lease_task = lease::hold(
+            member.client.clone(),
+            (LeaseName::member(), LeaseTimes::MEMBER),
+            member.holder.clone(),
+            lease_goals,
+            lease_state_sender,
+            stop.clone(),
+            runs_ended.clone(),
+        );
+        let task_name = |task: &str| format!("{task} of member {}", member.name);
+        let lease_task =
+            (tools.watchdog).watch(task_name("the Lease"), lease_task.in_current_span());
+        let lease_task = tokio::spawn(lease_task);
+        let (stop_handle, stop_signal) = StopHandle::new();
+        let stop_handle = Arc::new(stop_handle);
+        let guard_task = lease_guard::guard_runs(lease_state.clone(), Arc::clone(&stop_handle));
+        let guard_task =
+            (tools.watchdog).watch(task_name("the end of runs"), guard_task.in_current_span());
+        let guard_task = tokio::spawn(guard_task);
+        let member = Arc::new(member);
+        let events = EventRecorder::start(
+            member.client.clone(),
+            member.instance.clone(),
+            &tools.watchdog,
+        )
+        .with_counter(tools.work.events_dropped.clone());
+        let runner = Arc::new(ActionRunner {
+            fleet_client: member.helm_client.clone(),
+            member,
+            desired,
+            tools,
+            events,
+            report_store,
+            lease_state,
+            stop: stop_signal,
+        });
+        let mut reconciler = Reconciler::new(runner, lease_goal);
+        reconciler.run(dump_requests, &stop).await;
+        reconciler.drain(&stop_handle).await;
+        runs_ended.cancel();
+        guard_task.abort();
+        if let Err(error) = lease_task.await {
+            tracing::error!(%error, "the Lease's task failed");
+        }
     });
-    let mut reconciler = Reconciler::new(runner, lease_goal);
-    reconciler.run(dump_requests, &stop).await;
-    reconciler.drain(&stop_handle).await;
-    runs_ended.cancel();
-    guard_task.abort();
-    if let Err(error) = lease_task.await {
-        tracing::error!(%error, "the Lease's task failed");
-    }
+    reconciling.instrument(span).await;
 }
 
 impl Reconciler {
