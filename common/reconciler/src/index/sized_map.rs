@@ -71,36 +71,22 @@ fn entry_bytes<K, V: HeapSize>(key_bytes: usize, value: &V) -> usize {
     size_of::<(K, u64, V)>() + key_bytes + value.heap_bytes()
 }
 
-/// A value that owns memory.
+/// A value that may own memory.
 pub trait HeapSize {
     /// The bytes on the heap, roughly.
-    fn heap_bytes(&self) -> usize;
-}
-
-impl HeapSize for () {
     fn heap_bytes(&self) -> usize {
         0
     }
 }
 
-impl HeapSize for u32 {
-    fn heap_bytes(&self) -> usize {
-        0
-    }
-}
+impl HeapSize for () {}
 
-impl HeapSize for CrdState {
-    fn heap_bytes(&self) -> usize {
-        0
-    }
-}
+impl HeapSize for u32 {}
+
+impl HeapSize for CrdState {}
 
 #[cfg(test)]
-impl HeapSize for &'static str {
-    fn heap_bytes(&self) -> usize {
-        0
-    }
-}
+impl HeapSize for &'static str {}
 
 impl HeapSize for String {
     fn heap_bytes(&self) -> usize {
