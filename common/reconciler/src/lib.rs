@@ -12,6 +12,8 @@ mod digests;
 pub mod drift;
 mod dump;
 mod field_managers;
+#[cfg(test)]
+mod fixtures;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod helm_queue;

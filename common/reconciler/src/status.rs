@@ -169,6 +169,7 @@ mod tests {
     use krypton_types::deployment::DesiredDeployment;
 
     use super::*;
+    use crate::fixtures::foreign_revision;
 
     fn state(ready: (Truth, &str), progress: (Truth, &str), error: (Truth, &str)) -> ClusterState {
         let state = |(truth, reason): (Truth, &str)| State {
@@ -268,18 +269,7 @@ mod tests {
             (&deployment, None, installs, installs),
             (&tenant, gone, installs, installs),
         ] {
-            let newest = newest.map(|status| Revision {
-                revision: 1,
-                status,
-                fingerprint: None,
-                owner_uid: None,
-                owner_namespace: None,
-                run: None,
-                rolled_back_by: None,
-                uid: String::new(),
-                resource_version: String::new(),
-                created: None,
-            });
+            let newest = newest.map(|status| foreign_revision(1, status));
             let event = ObjectEvent::normal(started, "");
             let event = reinstallation_event(owner, newest.as_ref(), event);
             assert_eq!(event.reason, expected, "{owner:?} {newest:?}");

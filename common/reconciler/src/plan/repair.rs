@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::Action;
 use super::state::ReleaseState;
 use super::tests::{World, world};
+use crate::fixtures::foreign_revision;
 
 /// Krypton's action for a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,7 +273,7 @@ proptest! {
     ) {
         let mut revisions: Vec<Revision> = (1..).zip(&history).map(|(number, (status, run))| {
             let own = format!("{}-{number}", if *run == 1 { "install" } else { "upgrade" });
-            Revision { run: (*run > 0).then_some(own), ..world().foreign_revision(number, *status) }
+            Revision { run: (*run > 0).then_some(own), ..foreign_revision(number, *status) }
         }).collect();
         let expected = row(&revisions).0.name;
         let at = missing.index(revisions.len());

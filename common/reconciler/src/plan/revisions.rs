@@ -187,19 +187,12 @@ pub(super) fn is_marked_as_rollback(revisions: &[&Revision], revision: &Revision
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::foreign_revision;
 
     fn revision(number: u32, status: Status, run: Option<&str>) -> Revision {
         Revision {
-            revision: number,
-            status,
-            fingerprint: None,
-            owner_uid: None,
-            owner_namespace: None,
             run: run.map(str::to_owned),
-            rolled_back_by: None,
-            uid: format!("secret-{number}"),
-            resource_version: "1".to_owned(),
-            created: None,
+            ..foreign_revision(number, status)
         }
     }
 

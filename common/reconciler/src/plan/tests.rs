@@ -25,6 +25,7 @@ use krypton_types::names;
 use proptest::prelude::*;
 
 use super::*;
+use crate::fixtures::foreign_revision;
 use crate::index::Workspace;
 use crate::owner::ReleaseOwner;
 
@@ -34,7 +35,8 @@ const ORIGINAL: &str = "dd782c04db309dcc54c116da69b3f09bdae53e49d4d4e087fb6bce3a
 /// One Tenant on one member, without any fault until a test adds one.
 pub(super) struct World {
     tenant: Tenant,
-    others: Vec<Tenant>,
+    /// The other owners that request the same release.
+    others: Vec<ReleaseOwner>,
     pub(super) revisions: Vec<Revision>,
     workspace: Option<Workspace>,
     elsewhere: Option<String>,
@@ -87,20 +89,13 @@ pub(super) fn world() -> World {
             ..DesiredState::default()
         },
         now: BootTime(Duration::from_secs(10_000)),
-        policy: Policy {
-            helm_timeout: Duration::from_secs(180),
-            foreign_lock_grace: Duration::from_secs(600),
-            retries: None,
-            remediation: None,
-            history_max: None,
-            protected_namespaces: vec!["krypton".to_owned()],
-        },
+        policy: Policy::new(Duration::from_secs(180), ["krypton".to_owned()]),
     }
 }
 
 impl World {
     pub(super) fn plan(&self) -> Plan {
-        self.with_view(&self.owner(), self.others(), plan)
+        self.plan_for(&self.owner())
     }
 
     pub(super) fn action(&self) -> Action {
@@ -120,33 +115,22 @@ impl World {
     /// Passes the Tenant's state to `inspect`.
     pub(super) fn with_state<T>(&self, inspect: impl FnOnce(&ReleaseState<'_>) -> T) -> T {
         let inspect = |view: &View<'_>| inspect(&release_state(view));
-        self.with_view(&self.owner(), self.others(), inspect)
+        self.with_view(&self.owner(), inspect)
     }
 
     fn owner(&self) -> ReleaseOwner {
         ReleaseOwner::Tenant(Arc::new(self.tenant.clone()))
     }
 
-    fn others(&self) -> Vec<ReleaseOwner> {
-        let others = self.others.iter().cloned();
-        let others = others.map(|other| ReleaseOwner::Tenant(Arc::new(other)));
-        others.collect()
+    /// Plans for `owner` in the same world.
+    fn plan_for(&self, owner: &ReleaseOwner) -> Plan {
+        self.with_view(owner, plan)
     }
 
-    /// Plans for `owner` in the same world, in which the `others` request the same release.
-    fn plan_for(&self, owner: &ReleaseOwner, others: Vec<ReleaseOwner>) -> Plan {
-        self.with_view(owner, others, plan)
-    }
-
-    fn with_view<T>(
-        &self,
-        owner: &ReleaseOwner,
-        others: Vec<ReleaseOwner>,
-        inspect: impl FnOnce(&View<'_>) -> T,
-    ) -> T {
+    fn with_view<T>(&self, owner: &ReleaseOwner, inspect: impl FnOnce(&View<'_>) -> T) -> T {
         let release_key = owner.release(CLUSTER);
         let revisions: Vec<&Revision> = self.revisions.iter().collect();
-        let mut claimants = others;
+        let mut claimants = self.others.clone();
         claimants.push(owner.clone());
         claimants.sort_by_cached_key(|claimant| claimant.seniority());
         let chart = self.desired.chart_with(owner.values());
@@ -180,28 +164,11 @@ impl World {
 
     pub(super) fn own_revision(&self, revision: u32, status: Status) -> Revision {
         Revision {
-            revision,
-            status,
             fingerprint: Some(self.desired.chart.fingerprint()),
             owner_uid: Some("uid-1".to_owned()),
             owner_namespace: Some("team".to_owned()),
             run: Some(format!("run-{revision}")),
-            rolled_back_by: None,
-            uid: format!("secret-{revision}"),
-            resource_version: revision.to_string(),
-            created: None,
-        }
-    }
-
-    /// A revision without Krypton's labels.
-    pub(super) fn foreign_revision(&self, revision: u32, status: Status) -> Revision {
-        Revision {
-            fingerprint: None,
-            owner_uid: None,
-            owner_namespace: None,
-            run: None,
-            rolled_back_by: None,
-            ..self.own_revision(revision, status)
+            ..foreign_revision(revision, status)
         }
     }
 
@@ -339,7 +306,7 @@ proptest! {
             let mut revision = if *is_labelled {
                 w.own_revision(number, *status)
             } else {
-                w.foreign_revision(number, *status)
+                foreign_revision(number, *status)
             };
             if !is_current {
                 revision.fingerprint = revision.fingerprint.map(|_| "older".to_owned());

@@ -6,20 +6,17 @@ use proptest::prelude::*;
 use super::actors::ACTOR_MAX;
 use super::*;
 use crate::field_managers::FieldManager;
+use crate::fixtures::foreign_revision;
 
 /// A revision of Krypton, created in the second of its number.
 fn own(number: u32, status: Status, fingerprint: &str) -> Revision {
     Revision {
-        revision: number,
-        status,
         fingerprint: Some(fingerprint.to_owned()),
         owner_uid: Some("uid-1".to_owned()),
         owner_namespace: Some("team".to_owned()),
         run: Some(format!("upgrade-{number}")),
-        rolled_back_by: None,
-        uid: format!("secret-{number}"),
-        resource_version: number.to_string(),
         created: Timestamp::from_second(i64::from(number)).ok(),
+        ..foreign_revision(number, status)
     }
 }
 
@@ -184,13 +181,6 @@ fn cause_without_evidence_is_unknown() {
         run: None,
         ..own(2, Status::Failed, "b")
     };
-    let foreign = Revision {
-        fingerprint: None,
-        owner_uid: None,
-        owner_namespace: None,
-        run: None,
-        ..own(1, Status::Superseded, "")
-    };
     let marked = Revision {
         rolled_back_by: Some(3),
         ..own(2, Status::Failed, "b")
@@ -200,7 +190,10 @@ fn cause_without_evidence_is_unknown() {
         (vec![installed(1)], RevisionCause::Install),
         (vec![newest("c")], RevisionCause::Unknown),
         (vec![swept.clone()], RevisionCause::Unknown),
-        (vec![foreign], RevisionCause::Helm),
+        (
+            vec![foreign_revision(1, Status::Superseded)],
+            RevisionCause::Helm,
+        ),
         // The chart of the previous revision is not known.
         (vec![swept.clone(), newest("c")], RevisionCause::Unknown),
         (vec![swept, newest("b")], RevisionCause::Retry),

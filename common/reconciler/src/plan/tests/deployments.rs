@@ -41,16 +41,17 @@ fn owner(order: &DesiredDeployment) -> ReleaseOwner {
 
 impl World {
     fn plan_order(&self, order: &DesiredDeployment) -> Plan {
-        self.plan_for(&owner(order), Vec::new())
+        self.plan_for(&owner(order))
     }
 
-    fn plan_beside(&self, order: &DesiredDeployment, other: &DesiredDeployment) -> Plan {
-        self.plan_for(&owner(order), vec![owner(other)])
+    fn plan_beside(mut self, order: &DesiredDeployment, other: &DesiredDeployment) -> Plan {
+        self.others = vec![owner(other)];
+        self.plan_order(order)
     }
 
     /// A release as the Go operator left it, without Krypton's labels.
     fn with_original_release(mut self, chart: &str, version: &str) -> Self {
-        self.revisions = vec![self.foreign_revision(1, Status::Deployed)];
+        self.revisions = vec![foreign_revision(1, Status::Deployed)];
         self.release_details(chart, version)
     }
 
@@ -222,7 +223,7 @@ fn completed_removal_order_frees_release_name() {
 #[test]
 fn original_release_of_same_chart_is_adopted() {
     let mut w = world();
-    w.revisions = vec![w.foreign_revision(1, Status::Deployed)];
+    w.revisions = vec![foreign_revision(1, Status::Deployed)];
     let plan = w.plan_order(&order());
     assert_eq!(plan.action, Action::ReadRelease(1));
     assert_eq!(w.plan_order(&removal()).action, Action::ReadRelease(1));

@@ -13,11 +13,8 @@ fn locked_down() -> World {
 /// Adds a workspace that was created for `creator` and that an operator has opened to `open_to`.
 fn with_workspace(mut w: World, creator: Option<&str>, open_to: Option<&str>) -> World {
     w.workspace = Some(Workspace {
-        terminating: false,
-        creator: creator.map(str::to_owned),
         open_to: open_to.map(str::to_owned),
-        uid: "ns-uid".to_owned(),
-        namespace_metadata: None,
+        ..workspace(creator, "ns-uid")
     });
     w
 }
@@ -86,7 +83,7 @@ fn annotations_of_the_author_hand_nothing_over() {
             w.desired.lockdown.no_cross_namespace_refs = lockdown;
             let previous = annotation.0 == PREVIOUS_UID_ANNOTATION;
             w.tenant.metadata.annotations = Some([annotation.clone()].into());
-            let mut release = w.foreign_revision(1, Status::Deployed);
+            let mut release = foreign_revision(1, Status::Deployed);
             if previous {
                 release.owner_uid = Some("uid-9".to_owned());
                 release.owner_namespace = Some("other".to_owned());
@@ -110,11 +107,11 @@ fn deployment_takes_no_release_by_its_chart() {
     let owner = ReleaseOwner::Deployment(Arc::new(order));
     let mut w = with_workspace(locked_down(), Some("uid-1"), None)
         .release_details("cert-manager", "1.19.1");
-    w.revisions = vec![w.foreign_revision(1, Status::Deployed)];
-    let plan = w.plan_for(&owner, Vec::new());
+    w.revisions = vec![foreign_revision(1, Status::Deployed)];
+    let plan = w.plan_for(&owner);
     assert_eq!(ready(&plan).1, reason::RELEASE_IN_USE);
     w.desired.lockdown.no_cross_namespace_refs = false;
-    let plan = w.plan_for(&owner, Vec::new());
+    let plan = w.plan_for(&owner);
     assert_ne!(ready(&plan).1, reason::RELEASE_IN_USE);
 }
 
@@ -130,12 +127,12 @@ fn rejected_tenant_deletes_no_foreign_namespace() {
 }
 
 /// A Tenant of namespace `other`, older than the world's Tenant, with the same name and workspace.
-fn squatter() -> Tenant {
+fn squatter() -> ReleaseOwner {
     let mut other = world().tenant;
     other.metadata.namespace = Some("other".to_owned());
     other.metadata.uid = Some("uid-2".to_owned());
     other.metadata.creation_timestamp = Some(Time(Timestamp::from_second(1).unwrap()));
-    other
+    ReleaseOwner::Tenant(Arc::new(other))
 }
 
 #[test]

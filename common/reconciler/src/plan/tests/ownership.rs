@@ -21,7 +21,7 @@ fn tenant_with_release_elsewhere_is_not_reinstalled() {
 #[test]
 fn original_release_is_adopted_without_helm_run() {
     let mut w = world();
-    w.revisions = vec![w.foreign_revision(1, Status::Deployed)];
+    w.revisions = vec![foreign_revision(1, Status::Deployed)];
     assert_eq!(w.action(), Action::ReadRelease(1));
     let w = w.release_details("cert-manager", "v1.19.1");
     let plan = w.plan();
@@ -32,14 +32,14 @@ fn original_release_is_adopted_without_helm_run() {
 #[test]
 fn stale_annotation_does_not_hide_upgrade() {
     let mut w = world().release_details("cert-manager", "v1.18.0");
-    w.revisions = vec![w.foreign_revision(1, Status::Deployed)];
+    w.revisions = vec![foreign_revision(1, Status::Deployed)];
     assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
 
 #[test]
 fn unknown_release_is_refused_without_adopt_annotation() {
     let mut w = world().release_details("cert-manager", "v1.19.1");
-    w.revisions = vec![w.foreign_revision(1, Status::Deployed)];
+    w.revisions = vec![foreign_revision(1, Status::Deployed)];
     w.tenant.metadata.annotations = None;
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
@@ -57,8 +57,8 @@ fn older_tenant_wins_shared_release() {
     younger.tenant.metadata.uid = Some("uid-2".to_owned());
     younger.tenant.metadata.namespace = Some("other".to_owned());
     younger.tenant.metadata.creation_timestamp = Some(Time(Timestamp::from_second(2).unwrap()));
-    older.others = vec![younger.tenant.clone()];
-    younger.others = vec![older.tenant.clone()];
+    older.others = vec![younger.owner()];
+    younger.others = vec![older.owner()];
     assert_eq!(older.action(), Action::Helm(Run::Install));
     let plan = younger.plan();
     assert_eq!(plan.action, Action::Nothing);

@@ -168,11 +168,11 @@ fn leftovers_are_swept_by_permit_holder_while_ready() {
 #[test]
 fn default_leftovers_are_swept_once_workspace_is_ready() {
     let mut w = world().release_details("cert-manager", "1.19.1");
-    w.revisions = vec![w.foreign_revision(1, Status::Deployed)];
+    w.revisions = vec![foreign_revision(1, Status::Deployed)];
     assert_eq!(w.action(), Action::Nothing, "adopted as it is");
 
     w.revisions = vec![
-        w.foreign_revision(1, Status::Superseded),
+        foreign_revision(1, Status::Superseded),
         w.own_revision(2, Status::Deployed),
     ];
     // Without the manifest, the owner of a workload is unknown.

@@ -99,7 +99,7 @@ fn leaving_member_keeps_foreign_orphaned_or_paused_releases() {
     };
     let mut foreign = leaving(world());
     foreign.tenant.metadata.annotations = None;
-    foreign.revisions = vec![foreign.foreign_revision(1, Status::Deployed)];
+    foreign.revisions = vec![foreign_revision(1, Status::Deployed)];
     let plan = foreign.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::UNINSTALLED));
