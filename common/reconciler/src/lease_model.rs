@@ -307,8 +307,7 @@ impl SimulatedMember {
             order.swap(last, other);
         }
         for index in order {
-            let process = &self.processes[index];
-            if process.is_running && !process.stopped && !process.suspended {
+            if self.processes[index].is_awake() {
                 self.step_process(index);
             }
         }
@@ -487,7 +486,6 @@ impl SimulatedMember {
         let now = self.boot(PROXY);
         for index in 0..AGENTS {
             let process = &self.processes[index];
-            let is_live = process.is_running && !process.stopped && !process.suspended;
             let is_reachable = process.session_up && !process.suspended;
             let agent_now = process.clock.boot(self.now);
             let (ready, connected) = process.run.as_ref().map_or((false, true), |run| {
@@ -498,7 +496,7 @@ impl SimulatedMember {
                 (run.stopping.is_none() && listed && connected, connected)
             });
             let session = &mut self.agent_sessions[index];
-            if is_live && is_reachable {
+            if process.is_awake() && is_reachable {
                 if ready {
                     session.last_able = Some(now);
                 } else if session.ready && !connected {
@@ -527,8 +525,8 @@ impl SimulatedMember {
     fn is_acting(&self, index: usize) -> bool {
         let process = &self.processes[index];
         let lease_state = process.run.as_ref().map(|run| &run.lease_state);
-        let is_awake = process.is_running && !process.stopped && !process.suspended;
-        is_awake && lease_state.is_some_and(|lease_state| lease_state.may_start(self.boot(index)))
+        process.is_awake()
+            && lease_state.is_some_and(|lease_state| lease_state.may_start(self.boot(index)))
     }
 
     fn check(&mut self) -> Result<(), TestCaseError> {
@@ -561,6 +559,10 @@ impl WriterProcess {
         }
     }
 
+    fn is_awake(&self) -> bool {
+        self.is_running && !self.stopped && !self.suspended
+    }
+
     /// Returns true if a Helm process can act. A suspended one cannot, and is dead when it wakes.
     fn has_active_helm(&self) -> bool {
         let helm = self.run.as_ref().and_then(|run| run.helm.as_ref());
@@ -576,6 +578,6 @@ impl WriterProcess {
                 response: Flow::Pass
             }
         );
-        self.is_running && !self.is_terminating && !self.stopped && !self.suspended && healthy
+        self.is_awake() && !self.is_terminating && healthy
     }
 }

@@ -1,5 +1,7 @@
 //! Generates faults, and verifies that one writer acts at a time and that writing resumes.
 
+use std::fmt;
+
 use proptest::prelude::*;
 
 use super::network::{Flow, HEALTHY_LINK, Link, holder};
@@ -51,32 +53,33 @@ fn any_scenario() -> impl Strategy<Value = Vec<(Time, Fault)>> {
     proptest::collection::vec((pause, any_fault()), 0..14)
 }
 
+fn with_log(member: &SimulatedMember, error: impl fmt::Display) -> TestCaseError {
+    TestCaseError::fail(format!("{error}\n{}", member.log.join("\n")))
+}
+
+fn advance(member: &mut SimulatedMember, millis: Time) -> Result<(), TestCaseError> {
+    let end = member.now + millis;
+    while member.now < end {
+        let stepped = member.step();
+        stepped.map_err(|error| with_log(member, error))?;
+    }
+    Ok(())
+}
+
 fn run_scenario(
     mut member: SimulatedMember,
     scenario: &[(Time, Fault)],
 ) -> Result<(), TestCaseError> {
-    let with_log = |member: &SimulatedMember, error: TestCaseError| {
-        TestCaseError::fail(format!("{error}\n{}", member.log.join("\n")))
-    };
     for (pause, fault) in scenario {
-        let end = member.now + pause;
-        while member.now < end {
-            let stepped = member.step();
-            stepped.map_err(|error| with_log(&member, error))?;
-        }
+        advance(&mut member, *pause)?;
         member.fault(*fault);
     }
     member.end_faults();
-    let end = member.now + AGENT_WINS;
-    while member.now < end {
-        let stepped = member.step();
-        stepped.map_err(|error| with_log(&member, error))?;
-    }
+    advance(&mut member, AGENT_WINS)?;
     let agent = holder(member.lease.as_ref()).starts_with("agent/");
     let is_acting = (0..AGENTS).any(|index| member.is_acting(index));
     if !agent || !is_acting || member.is_acting(PROXY) {
-        let error = TestCaseError::fail("no agent has the Lease in the end");
-        return Err(with_log(&member, error));
+        return Err(with_log(&member, "no agent has the Lease in the end"));
     }
     Ok(())
 }
@@ -100,11 +103,8 @@ fn restarted_agent_in_same_pod_acts_within_seconds() {
     for seed in 0..20 {
         let mut member = SimulatedMember::new(seed, true, true);
         let steps = |member: &mut SimulatedMember, millis: Time| {
-            let end = member.now + millis;
-            while member.now < end {
-                if let Err(error) = member.step() {
-                    panic!("seed {seed}: {error}\n{}", member.log.join("\n"));
-                }
+            if let Err(error) = advance(member, millis) {
+                panic!("seed {seed}: {error}");
             }
         };
         steps(&mut member, 200_000);
