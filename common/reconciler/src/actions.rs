@@ -50,7 +50,7 @@ use crate::inputs::{Member, Tools};
 use crate::owner::{OwnerKey, ReleaseOwner};
 use crate::plan::{Action, Plan, Run};
 use crate::report_store::ReportStore;
-use error::{ActionError, helm_failure, transient, unavailable};
+use error::{ActionError, ActionResult, helm_failure, transient, unavailable};
 use leftovers::LeftoverSource;
 
 /// Whether an action runs Helm, and so needs a slot.
@@ -189,10 +189,7 @@ impl ActionRunner {
     }
 
     /// Returns a runner that acts as the owner's service account, if the owner has one.
-    fn runner_for(
-        self: Arc<Self>,
-        job: &Job,
-    ) -> Result<(Arc<Self>, Option<TempPath>), ActionError> {
+    fn runner_for(self: Arc<Self>, job: &Job) -> ActionResult<(Arc<Self>, Option<TempPath>)> {
         let user = job.owner.user(&job.desired.lockdown);
         let Some(user) = user.filter(|_| job.plan.action != Action::Nothing) else {
             return Ok((self, None));
@@ -296,14 +293,14 @@ impl ActionRunner {
     }
 
     /// Checks again right before Helm starts, because the preparation may have taken long.
-    fn check_start(&self) -> Result<(), ActionError> {
+    fn check_start(&self) -> ActionResult {
         if self.desired.get().paused {
             return Err(ActionError::Conflict);
         }
         self.check_permit()
     }
 
-    pub(super) fn check_permit(&self) -> Result<(), ActionError> {
+    pub(super) fn check_permit(&self) -> ActionResult {
         let permitted = self.stop.is_open() && self.lease_state.get().may_start(BootTime::now());
         permitted.then_some(()).ok_or(ActionError::Conflict)
     }

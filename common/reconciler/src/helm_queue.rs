@@ -14,7 +14,7 @@ use krypton_types::error_chain::chain;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tracing::{Instrument as _, Span};
 
-use crate::actions::error::ActionError;
+use crate::actions::error::{ActionError, ActionResult};
 use crate::inputs::Tools;
 use crate::owner::OwnerKey;
 use crate::plan::{Action, Attempt};
@@ -55,7 +55,7 @@ pub(super) struct FailedWait {
     pub(super) error: Option<ActionError>,
 }
 
-pub(super) type WaitResult = Result<(Slot, Option<PathBuf>), ActionError>;
+pub(super) type WaitResult = ActionResult<(Slot, Option<PathBuf>)>;
 
 /// The waiting releases of one member, each once.
 #[derive(Default)]
@@ -157,7 +157,7 @@ impl HelmQueue {
     }
 }
 
-async fn fetch_chart(charts: &Arc<ChartCache>, chart: &ChartRef) -> Result<PathBuf, ActionError> {
+async fn fetch_chart(charts: &Arc<ChartCache>, chart: &ChartRef) -> ActionResult<PathBuf> {
     match charts.fetch(chart).await {
         Ok(fetched) => Ok(fetched.path),
         Err(error) => Err(ActionError::failed(error.reason(), chain(&*error))),

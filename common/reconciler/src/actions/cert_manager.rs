@@ -13,7 +13,7 @@ use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::{ApiResource, GroupVersionKind, ObjectMeta};
 
 use super::objects::belongs_to;
-use super::{ActionError, ActionRunner, Job, transient};
+use super::{ActionError, ActionResult, ActionRunner, Job, transient};
 
 const CRD_NAMES: [&str; 6] = [
     "certificaterequests.cert-manager.io",
@@ -52,7 +52,7 @@ impl From<ActionError> for KeepReason {
 
 impl ActionRunner {
     /// Deletes the CRDs if the flag is set. CRDs that stay now stay for good, because the Tenant is then gone.
-    pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> Result<(), ActionError> {
+    pub(super) async fn delete_cert_manager_crds(&self, job: &Job) -> ActionResult {
         let is_enabled = job.desired.handling.delete_cert_manager_crds;
         if !is_enabled || !job.is_last_owner || job.newest.is_some() {
             return Ok(());

@@ -9,7 +9,7 @@ use krypton_types::desired::DesiredState;
 use krypton_types::names;
 use krypton_types::tenant::Lifetime;
 
-use super::{ActionError, ActionRunner, Job};
+use super::{ActionError, ActionResult, ActionRunner, Job};
 use crate::owner::ReleaseOwner;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::Api;
@@ -17,7 +17,7 @@ use kube::{CustomResourceExt, ResourceExt};
 
 impl ActionRunner {
     /// Reads the deletion a second time. Fails if it is no longer valid, or if the CRD's deletion caused it.
-    pub(super) async fn confirm_deletion(&self, job: &Job) -> Result<(), ActionError> {
+    pub(super) async fn confirm_deletion(&self, job: &Job) -> ActionResult {
         match &job.owner {
             ReleaseOwner::Tenant(tenant) => self.confirm_tenants_deletion(tenant).await,
             ReleaseOwner::Deployment(order) => {
@@ -27,10 +27,7 @@ impl ActionRunner {
         }
     }
 
-    pub(super) async fn confirm_tenants_deletion(
-        &self,
-        tenant: &Tenant,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn confirm_tenants_deletion(&self, tenant: &Tenant) -> ActionResult {
         let crds: Api<CustomResourceDefinition> = Api::all(self.client());
         let crd = call("reading the CRD", crds.get_metadata(Tenant::crd_name())).await?;
         if crd.metadata.deletion_timestamp.is_some() {

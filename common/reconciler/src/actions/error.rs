@@ -11,6 +11,8 @@ use krypton_types::error_chain::chain;
 /// and up to separate limits for placed Tenants and workspaces.
 pub(crate) const CONFLICT_PAUSE: Duration = Duration::from_millis(250);
 
+pub(crate) type ActionResult<T = ()> = Result<T, ActionError>;
+
 /// Why an action did not succeed.
 #[derive(Debug)]
 pub(crate) enum ActionError {

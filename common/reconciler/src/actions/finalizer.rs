@@ -5,18 +5,14 @@ use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::names;
 
-use super::{ActionError, ActionRunner, Job, JobResult};
+use super::{ActionError, ActionResult, ActionRunner, Job, JobResult};
 use crate::owner::ReleaseOwner;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 impl ActionRunner {
-    pub(super) async fn add_finalizer(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn add_finalizer(&self, job: &Job, result: &mut JobResult) -> ActionResult {
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };
@@ -37,7 +33,7 @@ impl ActionRunner {
         job: &Job,
         orphaned: bool,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         // Without the finalizer, no process would uninstall a release that an incomplete list omitted.
         if !orphaned && job.newest.is_none() {
             self.relist(job, result).await?;
@@ -75,11 +71,7 @@ impl ActionRunner {
     }
 
     /// Adds the annotation that shows the uninstallation of a deleted Tenant.
-    pub(super) async fn mark_deletion(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn mark_deletion(&self, job: &Job, result: &mut JobResult) -> ActionResult {
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };
@@ -105,11 +97,7 @@ impl ActionRunner {
     }
 
     /// Reports the state, and updates the Go operator's annotation on the Tenant.
-    pub(super) async fn annotate(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn annotate(&self, job: &Job, result: &mut JobResult) -> ActionResult {
         self.report(job, result).await?;
         let written = self.write_fingerprint(job, result).await;
         let annotation = names::fingerprint_annotation(&self.member.name);
@@ -128,11 +116,7 @@ impl ActionRunner {
         written
     }
 
-    async fn write_fingerprint(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    async fn write_fingerprint(&self, job: &Job, result: &mut JobResult) -> ActionResult {
         let ReleaseOwner::Tenant(tenant) = &job.owner else {
             return Ok(());
         };

@@ -19,7 +19,10 @@ use krypton_types::error_chain::chain;
 use super::chart_crds::{self, ChartCrdError};
 use super::stored_revisions::ForeignRevisions;
 use super::trust::{self, compared_revision};
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, helm_failure, unavailable};
+use super::{
+    ActionError, ActionResult, ActionRunner, Job, JobResult, ReleaseUpdate, helm_failure,
+    unavailable,
+};
 use crate::helm_queue::HelmReservation;
 use crate::plan::{Run, revisions};
 
@@ -39,7 +42,7 @@ impl ActionRunner {
         reinstall: bool,
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let Some(HelmReservation {
             slot,
             chart: Some(path),
@@ -177,7 +180,7 @@ impl ActionRunner {
         (secret, revision): (Secret, u32),
         (digest, record): (Option<String>, ReleaseRecord),
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let release_details = releases::decode(&secret).ok();
         if let Some(digest) = digest {
             self.record_digest(job, revision, &digest, record).await;
@@ -194,7 +197,7 @@ impl ActionRunner {
         Ok(())
     }
 
-    async fn replace_crds(&self, chart: &Path, reason: &'static str) -> Result<(), ActionError> {
+    async fn replace_crds(&self, chart: &Path, reason: &'static str) -> ActionResult {
         let action_error = |error: ChartCrdError| match error {
             ChartCrdError::NotPermitted => ActionError::Conflict,
             error => ActionError::failed(reason, chain(&error)),

@@ -16,7 +16,7 @@ use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
 use super::objects::{belongs_to, discover_kind};
-use super::{ActionError, ActionRunner, Job, JobResult, transient};
+use super::{ActionError, ActionResult, ActionRunner, Job, JobResult, transient};
 use crate::plan::revisions;
 
 /// Kinds whose deletion can destroy data that no chart can recreate. Only a user may delete them.
@@ -36,7 +36,7 @@ impl ActionRunner {
         job: &Job,
         (revision, source): (u32, LeftoverSource),
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         // The release is as desired, even if the sweep fails.
         self.report(job, result).await?;
         let Some(newest) = &job.newest else {
@@ -69,7 +69,7 @@ impl ActionRunner {
         secret: &Secret,
         labels: Value,
         attempt: &'static str,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         self.check_permit()?;
         let patch = Patch::Merge(json!({ "metadata": {
             "resourceVersion": secret.metadata.resource_version,
@@ -85,7 +85,7 @@ impl ActionRunner {
     }
 
     /// Sweeps before an uninstallation, because Helm removes only the objects that its newest revision declares.
-    pub(super) async fn sweep_before_uninstall(&self, job: &Job) -> Result<(), ActionError> {
+    pub(super) async fn sweep_before_uninstall(&self, job: &Job) -> ActionResult {
         let Some(newest) = &job.newest else {
             return Ok(());
         };
@@ -124,7 +124,7 @@ impl ActionRunner {
         (older, kept): (&Secret, &Secret),
         source: LeftoverSource,
         best_effort: bool,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         // A revision that cannot be decoded lists no objects. Helm skips it, too.
         let (Ok(older), Ok(kept)) = (releases::objects(older), releases::objects(kept)) else {
             return Ok(());
@@ -237,7 +237,7 @@ async fn remove(
     object: &ObjectId,
     source: LeftoverSource,
     elsewhere: bool,
-) -> Result<RemovalOutcome, ActionError> {
+) -> ActionResult<RemovalOutcome> {
     // Without the kind, the cluster has no objects of it.
     let Some((resource, scope)) = discover_kind(client, object).await? else {
         return Ok(RemovalOutcome::NotThere);
@@ -294,7 +294,7 @@ async fn remove(
     }
 }
 
-fn stays_if_forbidden(error: &ApiError) -> Result<RemovalOutcome, ActionError> {
+fn stays_if_forbidden(error: &ApiError) -> ActionResult<RemovalOutcome> {
     match error.code() {
         Some(403) => Ok(RemovalOutcome::Stays),
         _ => Err(transient(error)),

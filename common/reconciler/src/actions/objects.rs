@@ -10,13 +10,13 @@ use kube::Client;
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::discovery::{Scope, pinned_kind};
 
-use super::{ActionError, transient};
+use super::{ActionResult, transient};
 
 /// Returns the kind of an object and its scope; `None` if the cluster has no such kind.
 pub(super) async fn discover_kind(
     client: &Client,
     object: &ObjectId,
-) -> Result<Option<(ApiResource, Scope)>, ActionError> {
+) -> ActionResult<Option<(ApiResource, Scope)>> {
     let (group, version) = object
         .api_version
         .split_once('/')

@@ -15,7 +15,7 @@ use kube::core::{ApiResource, ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 
 use super::objects::belongs_to;
-use super::{ActionError, ActionRunner, Job};
+use super::{ActionError, ActionResult, ActionRunner, Job};
 use crate::index::CrdState;
 
 /// Objects in a response.
@@ -70,7 +70,7 @@ struct OccupancyCheck<'a> {
 
 impl ActionRunner {
     /// Returns whether the workspace stays, and reports the objects that keep it.
-    pub(super) async fn is_occupied(&self, job: &Job) -> Result<bool, ActionError> {
+    pub(super) async fn is_occupied(&self, job: &Job) -> ActionResult<bool> {
         let client = &self.member.helm_client;
         let kinds = discover_kinds(client).await?;
         // Discovery may lag behind the CRDs.
@@ -123,7 +123,7 @@ fn message(namespace: &str, occupants: &[String]) -> String {
 }
 
 /// All kinds of the cluster, by aggregated discovery.
-async fn discover_kinds(client: &Client) -> Result<DiscoveredKinds, ActionError> {
+async fn discover_kinds(client: &Client) -> ActionResult<DiscoveredKinds> {
     let attempt = "listing the kinds of the cluster";
     let core = async { split_refusal(client.list_core_api_versions_aggregated().await) };
     let others = async { split_refusal(client.list_api_groups_aggregated().await) };
@@ -212,7 +212,7 @@ async fn occupants_of_kind(
     client: &Client,
     kind: &ApiResource,
     check: &OccupancyCheck<'_>,
-) -> Result<Vec<String>, ActionError> {
+) -> ActionResult<Vec<String>> {
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), &check.release.namespace, kind);
     let mut params = ListParams::default().limit(PAGE_SIZE);
@@ -509,7 +509,7 @@ mod tests {
     /// Returns the ConfigMaps that keep the namespace, if the API server responds like this.
     async fn occupying_config_maps(
         respond: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
-    ) -> Result<Vec<String>, ActionError> {
+    ) -> ActionResult<Vec<String>> {
         let server = StubServer::start(move |request| respond(&request.query));
         let (release, kinds) = (release(), known_kinds());
         let check = OccupancyCheck {

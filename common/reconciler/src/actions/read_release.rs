@@ -6,7 +6,9 @@ use krypton_helm::releases::revision::Revision;
 use krypton_runtime::call::call;
 
 use super::super::helm_queue::HelmReservation;
-use super::{ActionError, ActionRunner, Job, JobResult, ReleaseUpdate, transient, trust};
+use super::{
+    ActionError, ActionResult, ActionRunner, Job, JobResult, ReleaseUpdate, transient, trust,
+};
 use crate::index::parse_version;
 use crate::plan;
 use k8s_openapi::api::core::v1::Secret;
@@ -21,7 +23,7 @@ impl ActionRunner {
         revision: u32,
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist_without(job, revision, result).await;
         };
@@ -51,7 +53,7 @@ impl ActionRunner {
         &self,
         release: &ReleaseKey,
         revision: u32,
-    ) -> Result<Option<Secret>, ActionError> {
+    ) -> ActionResult<Option<Secret>> {
         let name = releases::secret_name(&release.name, revision);
         Ok(call("reading the release", self.secrets(release).get_opt(&name)).await?)
     }
@@ -62,7 +64,7 @@ impl ActionRunner {
         job: &Job,
         revision: u32,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         self.relist(job, result).await?;
         let name = releases::secret_name(&job.release.name, revision);
         let is_missing_revision = |meta: &ObjectMeta| meta.name.as_ref() == Some(&name);
@@ -74,11 +76,7 @@ impl ActionRunner {
     }
 
     /// Reads the release's Secrets afresh, without their content.
-    pub(super) async fn relist(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn relist(&self, job: &Job, result: &mut JobResult) -> ActionResult {
         let (metas, version) = self.list_revisions(job).await?;
         result.release_update = Some(ReleaseUpdate::All {
             metas,
@@ -89,10 +87,7 @@ impl ActionRunner {
     }
 
     /// Returns the metadata of the release's Secrets, and the version of their list.
-    pub(super) async fn list_revisions(
-        &self,
-        job: &Job,
-    ) -> Result<(Vec<ObjectMeta>, u64), ActionError> {
+    pub(super) async fn list_revisions(&self, job: &Job) -> ActionResult<(Vec<ObjectMeta>, u64)> {
         let labels = releases::secrets_selector(&job.release.name);
         let helm_type = format!("type={}", releases::SECRET_TYPE);
         let params = ListParams::default().labels(&labels).fields(&helm_type);

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::stored_revisions::ForeignRevisions;
 use super::trust::check_rollback;
-use super::{ActionError, ActionRunner, Job, JobResult, helm_failure};
+use super::{ActionError, ActionResult, ActionRunner, Job, JobResult, helm_failure};
 use crate::helm_queue::HelmReservation;
 use crate::plan::revisions;
 
@@ -21,7 +21,7 @@ impl ActionRunner {
         to: u32,
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let (Some(newest), Some(HelmReservation { slot, .. })) = (&job.newest, reservation) else {
             return Err(ActionError::Conflict);
         };

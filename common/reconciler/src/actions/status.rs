@@ -13,7 +13,7 @@ use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use super::{ActionError, ActionRunner, Job, JobResult};
+use super::{ActionError, ActionResult, ActionRunner, Job, JobResult};
 use crate::inputs::StatusMode;
 use crate::owner::ReleaseOwner;
 use crate::status;
@@ -21,11 +21,7 @@ use crate::status::throttle::{PAUSE, QUIET, with_detail};
 
 impl ActionRunner {
     /// Reports the state, writes it to the Tenant if this process does that here, and emits events for changes.
-    pub(super) async fn report(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn report(&self, job: &Job, result: &mut JobResult) -> ActionResult {
         self.report_state(job, &job.plan.state, result).await
     }
 
@@ -34,7 +30,7 @@ impl ActionRunner {
         job: &Job,
         state: &ClusterState,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         if job.plan.is_reported {
             let applied_chart = job.plan.applied_chart.as_deref().unwrap_or_default();
             let owner = &job.owner;
@@ -149,12 +145,7 @@ impl ActionRunner {
         }
     }
 
-    async fn report_hook(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-        revision: u32,
-    ) -> Result<(), ActionError> {
+    async fn report_hook(&self, job: &Job, result: &mut JobResult, revision: u32) -> ActionResult {
         let secret = self.revision_secret(&job.release, revision).await?;
         let hook = secret.and_then(|secret| releases::running_hook(&secret).ok().flatten());
         let announced = &job.plan.state;

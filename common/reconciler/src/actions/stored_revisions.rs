@@ -20,7 +20,7 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 
 use super::trust::{OwnedObjects, check_unchanged, verdict};
-use super::{ActionError, ActionRunner, Job, JobResult};
+use super::{ActionError, ActionResult, ActionRunner, Job, JobResult};
 
 /// A revision has at most 1.4 MB in a response, which may have 16 MiB. Only one page is in memory.
 const PAGE_SIZE: u32 = 10;
@@ -68,7 +68,7 @@ impl ActionRunner {
         needed: &[u32],
         foreign: ForeignRevisions,
         result: &mut JobResult,
-    ) -> Result<Result<StoredRevisions, UnreadableRevision>, ActionError> {
+    ) -> ActionResult<Result<StoredRevisions, UnreadableRevision>> {
         let reading = Box::pin(self.read_stored(job, needed, foreign));
         let read = tokio::time::timeout(READ_TIMEOUT, reading).await;
         let timed_out =
@@ -90,7 +90,7 @@ impl ActionRunner {
         job: &Job,
         needed: &[u32],
         foreign: ForeignRevisions,
-    ) -> Result<Result<(StoredRevisions, bool), UnreadableRevision>, ActionError> {
+    ) -> ActionResult<Result<(StoredRevisions, bool), UnreadableRevision>> {
         let record = match job.revisions.is_empty() {
             true => ReleaseRecord::default(),
             false => self.release_record(&job.release).await?,
@@ -143,11 +143,7 @@ impl ActionRunner {
     }
 
     /// Fails if any revision has changed since it was checked. This is the last call before Helm starts.
-    pub(super) async fn recheck(
-        &self,
-        job: &Job,
-        stored: &StoredRevisions,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn recheck(&self, job: &Job, stored: &StoredRevisions) -> ActionResult {
         let api = self.secrets(&job.release);
         let mut params = release_params(job).limit(METADATA_PAGE_SIZE);
         let mut pages = ListSize::default();
@@ -190,7 +186,7 @@ impl ActionRunner {
         job: &Job,
         stored: &StoredRevisions,
         number: u32,
-    ) -> Result<bool, ActionError> {
+    ) -> ActionResult<bool> {
         let is_other = |meta: &&ObjectMeta| {
             Revision::from_metadata(meta).is_some_and(|(_, revision)| revision.revision != number)
         };
@@ -211,7 +207,7 @@ impl ActionRunner {
         revision: &Revision,
         secret: &Secret,
         owned: &mut OwnedObjects,
-    ) -> Result<bool, ActionError> {
+    ) -> ActionResult<bool> {
         if verdict(record, secret)?.1 == RecordComparison::Recorded {
             return Ok(false);
         }
@@ -250,7 +246,7 @@ async fn check_all(
     release: &ReleaseKey,
     record: &mut ReleaseRecord,
     secrets: Vec<Secret>,
-) -> Result<Vec<(Secret, Result<CheckedSecret, ActionError>)>, ActionError> {
+) -> ActionResult<Vec<(Secret, ActionResult<CheckedSecret>)>> {
     let (release, taken) = (release.clone(), std::mem::take(record));
     let checking = off_thread::start(move || {
         let check_one = |secret| {
@@ -269,7 +265,7 @@ fn check(
     release: &ReleaseKey,
     record: &ReleaseRecord,
     secret: &Secret,
-) -> Result<CheckedSecret, ActionError> {
+) -> ActionResult<CheckedSecret> {
     let revision = Revision::from_metadata(&secret.metadata)
         .filter(|(key, _)| key == release)
         .filter(|_| secret.type_.as_deref() == Some(SECRET_TYPE));

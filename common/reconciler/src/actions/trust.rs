@@ -20,7 +20,7 @@ use kube::core::ApiResource;
 use kube::discovery::Scope;
 
 use super::objects::{belongs_to, discover_kind};
-use super::{ActionError, ActionRunner, Job};
+use super::{ActionError, ActionResult, ActionRunner, Job};
 use crate::release_record;
 
 const MAX_RECORD_ATTEMPTS: u32 = 3;
@@ -36,10 +36,7 @@ pub(super) struct OwnedObjects {
 }
 
 impl ActionRunner {
-    pub(crate) async fn release_record(
-        &self,
-        release: &ReleaseKey,
-    ) -> Result<ReleaseRecord, ActionError> {
+    pub(crate) async fn release_record(&self, release: &ReleaseKey) -> ActionResult<ReleaseRecord> {
         let reading = release_record::read(&self.member.client, release);
         Ok(call("reading the record of the release", reading).await?)
     }
@@ -77,7 +74,7 @@ impl ActionRunner {
     }
 
     /// Deletes the record of a release without revisions.
-    pub(super) async fn delete_record(&self, job: &Job) -> Result<(), ActionError> {
+    pub(super) async fn delete_record(&self, job: &Job) -> ActionResult {
         if job.newest.is_some() {
             return Ok(());
         }
@@ -94,7 +91,7 @@ impl ActionRunner {
         job: &Job,
         record: &ReleaseRecord,
         (revision, secret): (u32, &Secret),
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         if check_unchanged(&job.release, record, secret)? {
             return Ok(());
         }
@@ -110,7 +107,7 @@ impl ActionRunner {
         revision: u32,
         secret: &Secret,
         owned: &mut OwnedObjects,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let release = &job.release;
         let objects = releases::strict_objects(secret)
             .map_err(|error| ActionError::Transient(chain(&error)))?;
@@ -177,7 +174,7 @@ pub(super) fn compared_revision(job: &Job) -> Option<u32> {
 pub(super) fn verdict(
     record: &ReleaseRecord,
     secret: &Secret,
-) -> Result<(u32, RecordComparison), ActionError> {
+) -> ActionResult<(u32, RecordComparison)> {
     let (_, revision) = Revision::from_metadata(&secret.metadata).ok_or(ActionError::Conflict)?;
     // The function that decodes the Secret handles a failure to decode it.
     let digest = releases::digest(secret).map_err(|_| ActionError::Conflict)?;
@@ -190,7 +187,7 @@ pub(super) fn check_unchanged(
     release: &ReleaseKey,
     record: &ReleaseRecord,
     secret: &Secret,
-) -> Result<bool, ActionError> {
+) -> ActionResult<bool> {
     match verdict(record, secret)? {
         (_, RecordComparison::Recorded) => Ok(true),
         (_, RecordComparison::Unrecorded) => Ok(false),
@@ -203,7 +200,7 @@ pub(super) fn check_rollback(
     release: &ReleaseKey,
     record: &ReleaseRecord,
     secret: &Secret,
-) -> Result<String, ActionError> {
+) -> ActionResult<String> {
     match verdict(record, secret)? {
         (revision, RecordComparison::Recorded) => record
             .digests

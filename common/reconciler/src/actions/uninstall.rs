@@ -12,7 +12,7 @@ use super::super::helm_queue::HelmReservation;
 use super::leftovers::LeftoverSource;
 use super::stored_revisions::{ForeignRevisions, StoredRevisions};
 use super::trust::{OwnedObjects, check_unchanged, verdict};
-use super::{ActionError, ActionRunner, Job, JobResult, helm_failure, transient};
+use super::{ActionError, ActionResult, ActionRunner, Job, JobResult, helm_failure, transient};
 
 impl ActionRunner {
     pub(super) async fn uninstall(
@@ -20,7 +20,7 @@ impl ActionRunner {
         job: &Job,
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let Some(HelmReservation { slot, .. }) = reservation else {
             return Err(ActionError::Conflict);
         };
@@ -86,7 +86,7 @@ impl ActionRunner {
         job: &Job,
         stored: &StoredRevisions,
         result: &mut JobResult,
-    ) -> Result<bool, ActionError> {
+    ) -> ActionResult<bool> {
         let Some(newest) = &job.newest else {
             return Ok(false);
         };
@@ -120,7 +120,7 @@ impl ActionRunner {
         job: &Job,
         record: &ReleaseRecord,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let has_record = |revision: &&Revision| record.digests.contains_key(&revision.revision);
         let Some(good) = job.revisions.iter().rfind(has_record) else {
             return Ok(());

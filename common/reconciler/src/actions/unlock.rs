@@ -6,7 +6,7 @@ use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 
 use super::super::helm_queue::HelmReservation;
-use super::{ActionError, ActionRunner, Job, JobResult};
+use super::{ActionError, ActionResult, ActionRunner, Job, JobResult};
 use kube::ResourceExt;
 use kube::api::PostParams;
 
@@ -17,7 +17,7 @@ impl ActionRunner {
         (revision, status): (u32, &str),
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let Some(secret) = self.revision_secret(&job.release, revision).await? else {
             return self.relist_without(job, revision, result).await;
         };

@@ -14,7 +14,7 @@ use krypton_types::error_chain::chain;
 use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 
-use super::{ActionError, ActionRunner, Job, JobResult, transient, unavailable};
+use super::{ActionError, ActionResult, ActionRunner, Job, JobResult, transient, unavailable};
 use crate::plan::revisions;
 
 /// The type of a Secret that was set aside. Helm looks only for its own type.
@@ -29,7 +29,7 @@ impl ActionRunner {
         (secret, error): &(Secret, ReleaseError),
         slot: Option<Slot>,
         result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let Some(slot) = slot else {
             result.needs_slot = true;
             return Ok(());
@@ -94,7 +94,7 @@ impl ActionRunner {
         release: &ReleaseKey,
         secret: &Secret,
         revision: u32,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         let uid = secret.uid().unwrap_or_default();
         let copy = Secret {
             metadata: ObjectMeta {
@@ -132,7 +132,7 @@ impl ActionRunner {
 
     /// Forgets repeated attempts before another upgrade. Helm would drop the oldest attempt for the newest one, and
     /// with it the only list of that attempt's objects.
-    pub(super) async fn forget_repeated_attempts(&self, job: &Job) -> Result<(), ActionError> {
+    pub(super) async fn forget_repeated_attempts(&self, job: &Job) -> ActionResult {
         let repeated = revisions::repeated(&job.revisions);
         if repeated.is_empty() {
             return Ok(());
@@ -151,7 +151,7 @@ impl ActionRunner {
     }
 
     /// Forgets older attempts before another installation, because Helm limits the history only for upgrades.
-    pub(super) async fn forget_older_attempts(&self, job: &Job) -> Result<(), ActionError> {
+    pub(super) async fn forget_older_attempts(&self, job: &Job) -> ActionResult {
         let failed = failed_revisions(self.list_revisions(job).await?.0);
         let Some((newest, _)) = failed.first().cloned() else {
             return Ok(());
@@ -170,7 +170,7 @@ impl ActionRunner {
         release: &ReleaseKey,
         kept_revision: u32,
         attempts: Vec<FailedRevision>,
-    ) -> Result<(), ActionError> {
+    ) -> ActionResult {
         if attempts.is_empty() {
             return Ok(());
         }
@@ -198,11 +198,7 @@ impl ActionRunner {
         Ok(())
     }
 
-    pub(crate) async fn forget(
-        &self,
-        release: &ReleaseKey,
-        attempt: &ObjectMeta,
-    ) -> Result<(), ActionError> {
+    pub(crate) async fn forget(&self, release: &ReleaseKey, attempt: &ObjectMeta) -> ActionResult {
         self.check_permit()?;
         let removing = self.delete_secret(release, attempt);
         Ok(call("removing a revision", removing).await?)

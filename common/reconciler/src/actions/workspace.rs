@@ -1,6 +1,6 @@
 //! Creates and deletes the namespace of a release.
 
-use super::{ActionError, ActionRunner, Job, JobResult};
+use super::{ActionError, ActionResult, ActionRunner, Job, JobResult};
 use crate::index::CREATOR_LABEL;
 use crate::workspaces::metadata::NamespaceMetadata;
 use k8s_openapi::api::core::v1::Namespace;
@@ -15,11 +15,7 @@ use krypton_types::conditions::reason;
 use krypton_types::names;
 
 impl ActionRunner {
-    pub(super) async fn create_workspace(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn create_workspace(&self, job: &Job, result: &mut JobResult) -> ActionResult {
         let uid = job.owner.uid().to_owned();
         let labels = [
             (CREATOR_LABEL.to_owned(), uid),
@@ -73,11 +69,7 @@ impl ActionRunner {
         }
     }
 
-    pub(super) async fn delete_workspace(
-        &self,
-        job: &Job,
-        result: &mut JobResult,
-    ) -> Result<(), ActionError> {
+    pub(super) async fn delete_workspace(&self, job: &Job, result: &mut JobResult) -> ActionResult {
         self.report(job, result).await?;
         let api: Api<Namespace> = Api::all(self.client());
         let name = &job.release.namespace;
