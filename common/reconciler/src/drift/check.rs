@@ -33,6 +33,8 @@ const REQUEST_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of objects to check in one release. The largest charts have some hundreds.
 const MAX_OBJECTS: usize = 4096;
 
+type CheckResult<T = ()> = Result<T, CheckError>;
+
 /// A check that failed. The next one may succeed.
 #[derive(Debug, Error)]
 pub(crate) enum CheckError {
@@ -94,7 +96,7 @@ pub(crate) async fn check_release(
     input: &CheckInput<'_>,
     cache: &mut DriftCache,
     manifest: &[Value],
-) -> Result<DriftReport, CheckError> {
+) -> CheckResult<DriftReport> {
     let mut cached = cache.releases.remove(input.release).unwrap_or_default();
     let inputs = (input.revision, input.settings.rules.clone());
     if cached.inputs != inputs {
@@ -150,11 +152,7 @@ enum ApiResponse<T> {
 }
 
 impl ReleaseCheck<'_> {
-    async fn check_object(
-        &mut self,
-        index: ObjectIndex,
-        manifest: &Value,
-    ) -> Result<(), CheckError> {
+    async fn check_object(&mut self, index: ObjectIndex, manifest: &Value) -> CheckResult {
         let Some(mut id) = ObjectId::from_object(manifest) else {
             return Ok(());
         };
@@ -217,11 +215,7 @@ impl ReleaseCheck<'_> {
     }
 
     /// Returns true if krypton-operator created the missing object in `default`.
-    async fn exists_in_default(
-        &mut self,
-        id: &ObjectId,
-        manifest: &Value,
-    ) -> Result<bool, CheckError> {
+    async fn exists_in_default(&mut self, id: &ObjectId, manifest: &Value) -> CheckResult<bool> {
         let release = self.input.release;
         let has_namespace =
             ObjectId::from_object(manifest).is_some_and(|id| id.namespace.is_some());
@@ -253,7 +247,7 @@ impl ReleaseCheck<'_> {
         id: &ObjectId,
         manifest: &Value,
         live: &Value,
-    ) -> Result<Comparison, CheckError> {
+    ) -> CheckResult<Comparison> {
         let mut rules = ignore::built_in_rules(id, live);
         let annotations = live.pointer("/metadata/annotations");
         let ignored = annotations.and_then(|annotations| annotations.get(DRIFT_IGNORE_ANNOTATION));
@@ -302,7 +296,7 @@ impl ReleaseCheck<'_> {
         resource_path: &Request,
         id: ObjectId,
         manifest: &Value,
-    ) -> Result<Finding, CheckError> {
+    ) -> CheckResult<Finding> {
         let applied = object::applied(manifest, self.input.release);
         // Apply without force, to not take over an object that another client creates now.
         let healed = self.heal(resource_path, &id, &applied, false).await?;
@@ -321,7 +315,7 @@ impl ReleaseCheck<'_> {
         id: &ObjectId,
         applied: &Value,
         force: bool,
-    ) -> Result<Option<FindingOutcome>, CheckError> {
+    ) -> CheckResult<Option<FindingOutcome>> {
         let metrics = self.input.metrics;
         let settings = self.input.settings;
         if settings.mode != DriftMode::Heal || !self.input.recorded {
@@ -366,10 +360,7 @@ impl ReleaseCheck<'_> {
     }
 
     /// Returns the API path for objects of this kind, or the reason why it is unknown.
-    async fn resource_path(
-        &mut self,
-        id: &mut ObjectId,
-    ) -> Result<Result<Request, String>, CheckError> {
+    async fn resource_path(&mut self, id: &mut ObjectId) -> CheckResult<Result<Request, String>> {
         let now = BootTime::now();
         if self.kinds.get(id, now).is_none() && self.queried_versions.insert(id.api_version.clone())
         {
@@ -419,7 +410,7 @@ impl ReleaseCheck<'_> {
         &mut self,
         resource_path: &Request,
         id: &ObjectId,
-    ) -> Result<ApiResponse<Value>, CheckError> {
+    ) -> CheckResult<ApiResponse<Value>> {
         self.throttle().await?;
         let request = match resource_path.get(&id.name, &GetParams::default()) {
             Ok(request) => request,
@@ -435,7 +426,7 @@ impl ReleaseCheck<'_> {
         id: &ObjectId,
         applied: &Value,
         params: &PatchParams,
-    ) -> Result<ApiResponse<Value>, CheckError> {
+    ) -> CheckResult<ApiResponse<Value>> {
         self.throttle().await?;
         let request = match resource_path.patch(&id.name, params, &Patch::Apply(applied)) {
             Ok(request) => request,
@@ -454,7 +445,7 @@ impl ReleaseCheck<'_> {
 
     /// Waits for the next request's slot, or fails if the check is cancelled. A request in flight always completes, so
     /// its result is known.
-    async fn throttle(&mut self) -> Result<(), CheckError> {
+    async fn throttle(&mut self) -> CheckResult {
         let cancel = self.input.cancel;
         tokio::select! {
             biased;
@@ -487,7 +478,7 @@ fn is_excluded(live: &Value) -> bool {
 async fn send<T>(
     attempt: String,
     request: impl Future<Output = kube::Result<T>>,
-) -> Result<ApiResponse<T>, CheckError> {
+) -> CheckResult<ApiResponse<T>> {
     let error = match call(attempt, request).await {
         Ok(object) => return Ok(ApiResponse::Success(object)),
         Err(error) => error,
