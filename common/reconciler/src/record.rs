@@ -172,10 +172,10 @@ pub fn parse(secret: &Secret) -> Option<DesiredState> {
 #[cfg(test)]
 mod tests {
     use krypton_types::desired::ChartState;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
-    use crate::stub_server::StubServer;
+    use crate::stub_server::{ReceivedRequest, StubServer};
 
     fn desired(epoch: u64, generation: u64, chart: &str) -> DesiredState {
         DesiredState {
@@ -208,74 +208,56 @@ mod tests {
         }
     }
 
-    /// Saves to a server that responds to each line with a code. Returns also the number of owners in each write of
-    /// the record.
+    /// Saves to a server with these codes for a read of the anchor, and for a write of the record with and without an
+    /// owner. Returns also the number of owners in each write.
     async fn save_to(
-        respond: fn(&str, &Value) -> u16,
+        [anchor, owned, ownerless]: [u16; 3],
     ) -> (Result<RecordResult, RecordError>, Vec<usize>) {
+        let owner_count = |request: &ReceivedRequest| {
+            let owners = request.body["metadata"]["ownerReferences"].as_array();
+            owners.map_or(0, Vec::len)
+        };
         let server = StubServer::start(move |request| {
+            let code = match request.line().as_str() {
+                "GET krypton-root-owner" => anchor,
+                "GET krypton-desired-state" => 404,
+                "POST secrets" if owner_count(request) > 0 => owned,
+                "POST secrets" => ownerless,
+                _ => 200,
+            };
             let mut object = request.body.clone();
-            match respond(&request.line(), &request.body) {
-                200 => {
-                    object["metadata"]["uid"] = json!("uid");
-                    (200, object)
-                }
+            object["metadata"]["uid"] = json!("uid");
+            match code {
+                200 => (200, object),
                 code => (code, json!("refused")),
             }
         });
         let result = save(&server.client, &desired(1, 1, "a")).await;
-        let requests = server.requests().into_iter();
-        let writes = requests.filter(|request| request.line() == "POST secrets");
-        let owners = writes.map(|request| {
-            let owners = request.body["metadata"]["ownerReferences"].as_array();
-            owners.map_or(0, Vec::len)
-        });
-        (result, owners.collect())
+        let requests = server.requests();
+        let writes = requests
+            .iter()
+            .filter(|request| request.line() == "POST secrets");
+        (result, writes.map(owner_count).collect())
     }
 
     #[tokio::test]
     async fn missing_owner_rights_do_not_prevent_recording() {
-        let (result, owners) = save_to(|line, _| match line {
-            "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
-            _ => 200,
-        })
-        .await;
-        let result = result.unwrap();
-        assert_eq!(
-            (result.action, result.ownerless_reason),
-            (RecordAction::Record, None)
-        );
-        assert_eq!(owners, [1]);
-
-        let (result, owners) = save_to(|line, _| match line {
-            "GET krypton-root-owner" => 403,
-            "GET krypton-desired-state" => 404,
-            _ => 200,
-        })
-        .await;
-        let result = result.unwrap();
-        assert_eq!(result.action, RecordAction::Record);
-        assert!(result.ownerless_reason.unwrap().contains("refused"));
-        assert_eq!(owners, [0]);
-
-        // This API server rejects an owner reference from a client that may not delete the owned object.
-        let (result, owners) = save_to(|line, sent| match line {
-            "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
-            "POST secrets" if sent["metadata"]["ownerReferences"].is_array() => 403,
-            _ => 200,
-        })
-        .await;
-        let result = result.unwrap();
-        assert_eq!(result.action, RecordAction::Record);
-        assert_eq!(result.ownerless_reason.as_deref(), Some("refused"));
-        assert_eq!(owners, [1, 0]);
-
-        let (result, owners) = save_to(|line, _| match line {
-            "GET krypton-root-owner" | "GET krypton-desired-state" => 404,
-            "POST secrets" => 403,
-            _ => 200,
-        })
-        .await;
+        for (codes, expected_reason, expected_owners) in [
+            ([404, 200, 200], None, vec![1]),
+            ([403, 200, 200], Some("reading ConfigMap"), vec![0]),
+            // This API server rejects an owner reference from a client that may not delete the owned object.
+            ([404, 403, 200], Some("refused"), vec![1, 0]),
+        ] {
+            let (result, owners) = save_to(codes).await;
+            let result = result.unwrap();
+            assert_eq!(result.action, RecordAction::Record, "{codes:?}");
+            let reason = result.ownerless_reason;
+            assert_eq!(reason.is_some(), expected_reason.is_some(), "{codes:?}");
+            let expected_reason = expected_reason.unwrap_or_default();
+            assert!(reason.is_none_or(|reason| reason.starts_with(expected_reason)));
+            assert_eq!(owners, expected_owners, "{codes:?}");
+        }
+        let (result, owners) = save_to([404, 403, 403]).await;
         let error = result.unwrap_err();
         assert!(chain(&error).starts_with(WRITE_ATTEMPT), "{error:?}");
         assert_eq!(owners, [1, 0]);

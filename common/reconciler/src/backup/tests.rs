@@ -21,12 +21,16 @@ fn tenant(deleted: Option<i64>) -> Tenant {
 #[test]
 fn deletion_must_certainly_precede_crd_deletion() {
     let crd_deleted = Timestamp::from_second(100).unwrap();
-    let (none, old) = (BTreeSet::new(), BTreeSet::from(["old".to_owned()]));
-    let deletions = |confirmed: &BTreeSet<String>, in_progress: &BTreeSet<String>| KnownDeletions {
-        confirmed: confirmed.clone(),
-        in_progress: in_progress.clone(),
+    let old = BTreeSet::from(["old".to_owned()]);
+    let unknown = KnownDeletions::default();
+    let confirmed = KnownDeletions {
+        confirmed: old.clone(),
+        ..KnownDeletions::default()
     };
-    let unknown = deletions(&none, &none);
+    let in_progress = KnownDeletions {
+        in_progress: old,
+        ..confirmed.clone()
+    };
     for (deleted_at, expected) in [
         (None, UserDeletion::No),
         (Some(161), UserDeletion::No),
@@ -35,26 +39,16 @@ fn deletion_must_certainly_precede_crd_deletion() {
         (Some(41), UserDeletion::Perhaps),
         (Some(40), UserDeletion::Yes),
     ] {
-        let tenant = tenant(deleted_at);
-        assert_eq!(
-            user_deletion(&tenant, crd_deleted, &unknown),
-            Some(expected),
-            "{deleted_at:?}"
-        );
         let if_confirmed = deleted_at.map_or(UserDeletion::No, |_| UserDeletion::Yes);
-        let confirmed = deletions(&old, &none);
-        assert_eq!(
-            user_deletion(&tenant, crd_deleted, &confirmed),
-            Some(if_confirmed),
-            "{deleted_at:?}"
-        );
         let if_in_progress = deleted_at.is_none().then_some(UserDeletion::No);
-        let in_progress = deletions(&old, &old);
-        assert_eq!(
-            user_deletion(&tenant, crd_deleted, &in_progress),
-            if_in_progress,
-            "{deleted_at:?}"
-        );
+        for (known, expected) in [
+            (&unknown, Some(expected)),
+            (&confirmed, Some(if_confirmed)),
+            (&in_progress, if_in_progress),
+        ] {
+            let deletion = user_deletion(&tenant(deleted_at), crd_deleted, known);
+            assert_eq!(deletion, expected, "{deleted_at:?} {known:?}");
+        }
     }
 }
 
