@@ -210,14 +210,13 @@ impl LeftoverSource {
 }
 
 fn object_list_message(text: &str, names: &[String]) -> Option<String> {
-    let shown: Vec<&str> = names.iter().take(MAX_SHOWN).map(String::as_str).collect();
-    let more = names.len() - shown.len();
-    let rest = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
-    };
-    (!names.is_empty()).then(|| format!("{text}: {}{rest}", shown.join(", ")))
+    let (shown, rest) = names.split_at(names.len().min(MAX_SHOWN));
+    let shown = shown.join(", ");
+    match rest.len() {
+        _ if names.is_empty() => None,
+        0 => Some(format!("{text}: {shown}")),
+        more => Some(format!("{text}: {shown} and {more} more")),
+    }
 }
 
 /// Result of a removal.

@@ -106,16 +106,8 @@ impl ActionRunner {
 }
 
 fn message(namespace: &str, occupants: &[String]) -> String {
-    let shown: Vec<&str> = occupants
-        .iter()
-        .take(MAX_SHOWN)
-        .map(String::as_str)
-        .collect();
-    let more = if occupants.len() > MAX_SHOWN {
-        ", and more"
-    } else {
-        ""
-    };
+    let (shown, rest) = occupants.split_at(occupants.len().min(MAX_SHOWN));
+    let more = if rest.is_empty() { "" } else { ", and more" };
     format!(
         "kept namespace {namespace}, which is not empty: {}{more}; delete it yourself if nothing in it is needed",
         shown.join(", ")
