@@ -18,8 +18,6 @@ use flate2::write::GzEncoder;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-#[cfg(test)]
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_runtime::bound::{self, ExceededBound, ListSize};
 use krypton_runtime::call::{self, ApiError, call_within, if_uid, if_unchanged};
@@ -130,6 +128,16 @@ impl TenantBackup {
         tenant.metadata.finalizers = (!finalizers.is_empty()).then_some(finalizers);
         tenant
     }
+
+    /// Merges the record of an earlier process, which may have known more.
+    fn merge_previous(mut self, previous: Option<Self>) -> Self {
+        if let Some(previous) = previous.filter(|previous| previous.uid == self.uid) {
+            self.deleted = self.deleted.max(previous.deleted);
+            self.finalizer |= previous.finalizer;
+            self.placed |= previous.placed;
+        }
+        self
+    }
 }
 
 fn has_finalizer(tenant: &Tenant, name: &str) -> bool {
@@ -232,18 +240,6 @@ async fn back_up_tenant(
         // Deleted, or written by another client: the next round retries.
         Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(false),
         Err(error) => Err(error.into()),
-    }
-}
-
-impl TenantBackup {
-    /// Merges the record of an earlier process, which may have known more.
-    fn merge_previous(mut self, previous: Option<Self>) -> Self {
-        if let Some(previous) = previous.filter(|previous| previous.uid == self.uid) {
-            self.deleted = self.deleted.max(previous.deleted);
-            self.finalizer |= previous.finalizer;
-            self.placed |= previous.placed;
-        }
-        self
     }
 }
 
@@ -470,26 +466,5 @@ fn decode(secret: &Secret) -> Result<TenantBackup, BackupError> {
     serde_json::from_slice(&json).map_err(|error| unreadable(error.into()))
 }
 
-/// Returns the record of a Tenant.
 #[cfg(test)]
-pub(crate) fn record_for(tenant: &Tenant) -> Secret {
-    let backup = TenantBackup::new(tenant, UserDeletion::No);
-    let name = record_name(&backup.namespace, &backup.name);
-    Secret {
-        data: Some(
-            [(
-                RECORD_KEY.to_owned(),
-                ByteString(encode(&name, &backup).unwrap()),
-            )]
-            .into(),
-        ),
-        metadata: ObjectMeta {
-            name: Some(name),
-            ..ObjectMeta::default()
-        },
-        ..Secret::default()
-    }
-}
-
-#[cfg(test)]
-mod tests;
+pub(crate) mod tests;

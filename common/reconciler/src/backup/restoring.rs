@@ -177,6 +177,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::backup::tests::record_for;
     use crate::stub_server::StubServer;
 
     fn tenant(name: &str) -> Tenant {
@@ -188,7 +189,7 @@ mod tests {
 
     /// Returns an API server with these records that rejects the Tenant `bad`.
     fn server(records: &[&str]) -> StubServer {
-        let records = records.iter().map(|name| backup::record_for(&tenant(name)));
+        let records = records.iter().map(|name| record_for(&tenant(name)));
         let records: Mutex<Vec<_>> = Mutex::new(records.collect());
         StubServer::start(move |request| {
             let mut records = records.lock().unwrap();

@@ -1,7 +1,7 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use krypton_types::error_chain::chain;
 use kube::client::Body;
 
@@ -52,20 +52,24 @@ fn deletion_must_certainly_precede_crd_deletion() {
     }
 }
 
-fn record_secret(backup: &TenantBackup) -> Secret {
-    let data = ByteString(encode("record", backup).unwrap());
+/// Returns the record of a Tenant.
+pub(crate) fn record_for(tenant: &Tenant) -> Secret {
+    let backup = TenantBackup::new(tenant, UserDeletion::No);
+    let name = record_name(&backup.namespace, &backup.name);
+    let data = ByteString(encode(&name, &backup).unwrap());
     Secret {
         data: Some([(RECORD_KEY.to_owned(), data)].into()),
+        metadata: ObjectMeta {
+            name: Some(name),
+            ..ObjectMeta::default()
+        },
         ..Secret::default()
     }
 }
 
 #[test]
 fn restored_tenant_keeps_spec_and_previous_uid() {
-    let record = BackupRecord::new(record_secret(&TenantBackup::new(
-        &tenant(Some(100)),
-        UserDeletion::No,
-    )));
+    let record = BackupRecord::new(record_for(&tenant(Some(100))));
     assert_eq!(record.workspace().as_deref(), Some("acme"));
     assert_eq!(record.key().to_string(), "team/acme");
     let restored = record.backup.unwrap().into_tenant();
@@ -134,7 +138,7 @@ fn record_of_older_version_is_readable() {
 
 #[test]
 fn rubbish_in_a_record_is_an_error() {
-    let mut secret = record_secret(&TenantBackup::new(&tenant(None), UserDeletion::No));
+    let mut secret = record_for(&tenant(None));
     secret.metadata.name = Some("record".to_owned());
     let data = secret.data.get_or_insert_default();
     data.insert(RECORD_KEY.to_owned(), ByteString(b"rubbish".to_vec()));
