@@ -177,27 +177,22 @@ impl Index {
     pub fn owner(&self, key: &OwnerKey) -> Option<ReleaseOwner> {
         match key {
             OwnerKey::Tenant(key) => self.tenants.get(key).cloned().map(ReleaseOwner::Tenant),
-            OwnerKey::Deployment(key) => self
-                .deployments
-                .get(key)
-                .cloned()
-                .map(ReleaseOwner::Deployment),
+            OwnerKey::Deployment(key) => {
+                let order = self.deployments.get(key).cloned();
+                order.map(ReleaseOwner::Deployment)
+            }
         }
     }
 
     /// Returns all Tenants and KryptonDeployments, including ignored ones.
     pub fn owners(&self) -> impl Iterator<Item = (OwnerKey, ReleaseOwner)> {
         let tenants = self.tenants.iter().map(|(key, tenant)| {
-            (
-                OwnerKey::Tenant(key.clone()),
-                ReleaseOwner::Tenant(Arc::clone(tenant)),
-            )
+            let owner = ReleaseOwner::Tenant(Arc::clone(tenant));
+            (OwnerKey::Tenant(key.clone()), owner)
         });
         let deployments = self.deployments.iter().map(|(key, order)| {
-            (
-                OwnerKey::Deployment(key.clone()),
-                ReleaseOwner::Deployment(Arc::clone(order)),
-            )
+            let owner = ReleaseOwner::Deployment(Arc::clone(order));
+            (OwnerKey::Deployment(key.clone()), owner)
         });
         tenants.chain(deployments)
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use krypton_crds::tenant::TenantStatus;
 use krypton_helm::chart::ChartRef;
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::{self, BootTime};
@@ -446,11 +447,8 @@ fn permit(lease_state: &LeaseState, permitted: bool, is_recorded: bool) -> Permi
     }
 }
 
-fn equal_except_times(
-    a: &krypton_crds::tenant::TenantStatus,
-    b: &krypton_crds::tenant::TenantStatus,
-) -> bool {
-    let without_times = |status: &krypton_crds::tenant::TenantStatus| {
+fn equal_except_times(a: &TenantStatus, b: &TenantStatus) -> bool {
+    let without_times = |status: &TenantStatus| {
         let mut status = status.clone();
         // A CRD of an earlier schema drops these fields, so only the memory of the last write counts.
         status.next_steps.clear();

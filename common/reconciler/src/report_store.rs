@@ -444,14 +444,7 @@ mod tests {
             report_store.set_tenant(&key("a"), Some(report(generation)));
         }
         let changes = report_store.changes().await;
-        assert_eq!(changes.tenants.len(), 1);
-        assert_eq!(
-            changes.tenants[&key("a")]
-                .as_ref()
-                .unwrap()
-                .observed_generation,
-            1000
-        );
+        assert_eq!(changes.tenants, [(key("a"), Some(report(1000)))].into());
     }
 
     #[tokio::test]
@@ -463,10 +456,7 @@ mod tests {
         report_store.set_tenant(&key("b"), None);
         report_store.set_tenant(&key("a"), None);
         let changes = report_store.changes().await;
-        assert_eq!(
-            changes.tenants.into_iter().collect::<Vec<_>>(),
-            vec![(key("a"), None)]
-        );
+        assert_eq!(changes.tenants, [(key("a"), None)].into());
     }
 
     #[test]
