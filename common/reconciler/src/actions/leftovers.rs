@@ -15,7 +15,7 @@ use kube::discovery::Scope;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::objects::{belongs_to, discover_kind};
+use super::objects::{annotation, belongs_to, discover_kind};
 use super::{ActionError, ActionResult, ActionRunner, Job, JobResult, transient};
 use crate::plan::revisions;
 
@@ -302,10 +302,8 @@ fn stays_if_forbidden(error: &ApiError) -> ActionResult<RemovalOutcome> {
 
 /// Whether Helm's marks assign the object to the release, and the chart does not keep it.
 fn is_removable(object: &ObjectMeta, release: &ReleaseKey) -> bool {
-    let policy = object.annotations.as_ref();
-    let policy = policy.and_then(|annotations| annotations.get("helm.sh/resource-policy"));
     belongs_to(object, release)
-        && policy.map(String::as_str) != Some("keep")
+        && annotation(object, "helm.sh/resource-policy") != Some("keep")
         && object.deletion_timestamp.is_none()
 }
 

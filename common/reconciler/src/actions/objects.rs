@@ -1,7 +1,5 @@
 //! Finds the kind of a release's object on the cluster, and whether Helm's marks assign the object to the release.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_helm::releases::ObjectId;
 use krypton_helm::releases::labels::ReleaseKey;
@@ -36,11 +34,13 @@ pub(super) async fn discover_kind(
 
 /// Whether Helm's marks assign the object to the release.
 pub(super) fn belongs_to(object: &ObjectMeta, release: &ReleaseKey) -> bool {
-    let text = |map: &Option<BTreeMap<String, String>>, key: &str| {
-        map.as_ref().and_then(|map| map.get(key)).cloned()
-    };
-    let annotation = |key: &str| text(&object.annotations, key);
-    text(&object.labels, "app.kubernetes.io/managed-by").as_deref() == Some("Helm")
-        && annotation("meta.helm.sh/release-name").as_ref() == Some(&release.name)
-        && annotation("meta.helm.sh/release-namespace").as_ref() == Some(&release.namespace)
+    let labels = object.labels.as_ref();
+    let manager = labels.and_then(|labels| labels.get("app.kubernetes.io/managed-by"));
+    manager.is_some_and(|manager| manager == "Helm")
+        && annotation(object, "meta.helm.sh/release-name") == Some(&*release.name)
+        && annotation(object, "meta.helm.sh/release-namespace") == Some(&*release.namespace)
+}
+
+pub(super) fn annotation<'a>(object: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    object.annotations.as_ref()?.get(key).map(String::as_str)
 }

@@ -14,7 +14,7 @@ use kube::core::discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList, APIRes
 use kube::core::{ApiResource, ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 
-use super::objects::belongs_to;
+use super::objects::{annotation, belongs_to};
 use super::{ActionError, ActionResult, ActionRunner, Job};
 use crate::index::CrdState;
 
@@ -259,10 +259,10 @@ impl OccupancyCheck<'_> {
         {
             return None;
         }
-        let annotation = |key: &str| object.annotations.as_ref()?.get(key).map(String::as_str);
         let is_of_release =
-            belongs_to(object, self.release) || annotation("helm.sh/hook").is_some();
-        let reason = if is_of_release && annotation("helm.sh/resource-policy") == Some("keep") {
+            belongs_to(object, self.release) || annotation(object, "helm.sh/hook").is_some();
+        let is_kept = annotation(object, "helm.sh/resource-policy") == Some("keep");
+        let reason = if is_of_release && is_kept {
             "kept by the chart"
         } else if kind.plural == "persistentvolumeclaims" && !self.is_owned(object) {
             "holds data"
@@ -300,10 +300,7 @@ impl OccupancyCheck<'_> {
 
 /// Whether it is a token that Kubernetes before 1.24 created for each service account.
 fn is_token(object: &ObjectMeta, name: &str) -> bool {
-    let annotations = object.annotations.as_ref();
-    let service_account =
-        annotations.and_then(|annotations| annotations.get(SERVICE_ACCOUNT_ANNOTATION));
-    service_account
+    annotation(object, SERVICE_ACCOUNT_ANNOTATION)
         .is_some_and(|service_account| name.starts_with(&format!("{service_account}-token-")))
 }
 
