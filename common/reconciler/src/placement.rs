@@ -250,14 +250,16 @@ mod tests {
         tenant
     }
 
-    pub(super) fn next_step(order: &PlacedTenant, tenant: Option<&Tenant>) -> PlacementStep {
-        let namespace_terminating = Some(false);
-        let view = PlacementView {
+    fn view(tenant: Option<&Tenant>) -> PlacementView<'_> {
+        PlacementView {
             tenant,
-            namespace_terminating,
+            namespace_terminating: Some(false),
             hold: None,
-        };
-        decide(order, &view)
+        }
+    }
+
+    fn next_step(order: &PlacedTenant, tenant: Option<&Tenant>) -> PlacementStep {
+        decide(order, &view(tenant))
     }
 
     #[test]
@@ -413,21 +415,16 @@ mod tests {
             (removal(), None, "Paused"),
         ] {
             let view = PlacementView {
-                tenant,
-                namespace_terminating: Some(false),
                 hold,
+                ..view(tenant)
             };
-            assert_eq!(
-                reason_or_name(&decide(&order, &view)),
-                expected,
-                "{order:?}"
-            );
+            let step = decide(&order, &view);
+            assert_eq!(reason_or_name(&step), expected, "{order:?}");
         }
     }
 
     #[test]
     fn missing_namespace_is_created_and_terminating_is_awaited() {
-        let tenant = None;
         for (namespace_terminating, order, expected) in [
             (None, order(), "create-namespace"),
             (Some(true), order(), "NamespaceTerminating"),
@@ -436,9 +433,8 @@ mod tests {
             (Some(true), removal(), "confirm"),
         ] {
             let view = PlacementView {
-                tenant,
                 namespace_terminating,
-                hold: None,
+                ..view(None)
             };
             assert_eq!(reason_or_name(&decide(&order, &view)), expected);
         }

@@ -264,6 +264,17 @@ fn world_deployed_then_upgrading_fails() -> World {
     w.failed(reason::UPGRADE_FAILED, 60)
 }
 
+/// A world in which this process has just installed the release, and its workload is not ready.
+fn world_just_installed() -> World {
+    let mut w = world().deployed();
+    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
+    w.memory.applied = Some(AppliedRun {
+        run: Run::Install,
+        ended: w.now,
+    });
+    w
+}
+
 /// A world in which the API server has refused the planned request.
 fn refused_by_api_server(mut world: World) -> World {
     let tenant = ReleaseOwner::Tenant(Arc::new(world.tenant.clone()));

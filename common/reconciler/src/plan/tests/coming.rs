@@ -81,12 +81,7 @@ fn stale_lock_and_failed_uninstall_announce_next_attempt() {
 
 #[test]
 fn unready_workloads_announce_wait_deadline_after_quiet_period() {
-    let mut w = world().deployed();
-    w.unready = Some("Deployment a/b: 0 of 1 available".to_owned());
-    w.memory.applied = Some(AppliedRun {
-        run: Run::Install,
-        ended: w.now,
-    });
+    let mut w = world_just_installed();
     // A report of the next step or of a handled request would cause a separate write.
     assert_eq!((w.plan().next, w.plan().handles_request), (None, false));
     let ended = w.now;

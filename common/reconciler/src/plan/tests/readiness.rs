@@ -214,12 +214,7 @@ fn upgrade_that_cannot_start_leaves_release_ready() {
 
 #[test]
 fn release_waits_for_workloads_and_fails_after_timeout() {
-    let mut w = world().deployed();
-    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
-    w.memory.applied = Some(AppliedRun {
-        run: Run::Install,
-        ended: w.now,
-    });
+    let mut w = world_just_installed();
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALLING));
     assert_eq!(plan.wake, Some(w.after(10)));
@@ -250,12 +245,7 @@ fn release_waits_for_workloads_and_fails_after_timeout() {
 
 #[test]
 fn release_without_wait_is_ready_once_deployed() {
-    let mut w = world().deployed();
-    w.unready = Some("Deployment acme/web: 0 of 1 available".to_owned());
-    w.memory.applied = Some(AppliedRun {
-        run: Run::Install,
-        ended: w.now,
-    });
+    let mut w = world_just_installed();
     for (wait, message) in [
         (WaitPolicy::None, "release installed; not waited for"),
         (
