@@ -40,10 +40,12 @@ pub(super) struct StoredRevisions {
     /// All Secrets by name, revisions or not.
     all: BTreeMap<String, ObjectMeta>,
     pub(super) record: ReleaseRecord,
+    /// Whether the plan is based on other revisions.
+    is_stale: bool,
 }
 
-/// A revision that must be set aside first.
-pub(super) type UnreadableRevision = Box<(Secret, ReleaseError)>;
+/// The revisions, or the one that must be set aside first.
+pub(super) type ReadRevisions = Result<StoredRevisions, Box<(Secret, ReleaseError)>>;
 
 /// How to handle a revision that has no record and lists another owner's object. Helm must not use it when it skips
 /// the checked revision.
@@ -68,29 +70,25 @@ impl ActionRunner {
         needed: &[u32],
         foreign: ForeignRevisions,
         result: &mut JobResult,
-    ) -> ActionResult<Result<StoredRevisions, UnreadableRevision>> {
+    ) -> ActionResult<ReadRevisions> {
         let reading = Box::pin(self.read_stored(job, needed, foreign));
         let read = tokio::time::timeout(READ_TIMEOUT, reading).await;
         let timed_out =
             || ActionError::Transient("reading the release's revisions takes too long".to_owned());
-        let (stored, is_stale) = match read.map_err(|_| timed_out())?? {
-            Ok(read) => read,
-            Err(unreadable) => return Ok(Err(unreadable)),
-        };
-        if is_stale {
+        let read = read.map_err(|_| timed_out())??;
+        if read.as_ref().is_ok_and(|stored| stored.is_stale) {
             self.relist(job, result).await?;
             return Err(ActionError::Conflict);
         }
-        Ok(Ok(stored))
+        Ok(read)
     }
 
-    /// Returns also whether the plan is based on other revisions.
     async fn read_stored(
         &self,
         job: &Job,
         needed: &[u32],
         foreign: ForeignRevisions,
-    ) -> ActionResult<Result<(StoredRevisions, bool), UnreadableRevision>> {
+    ) -> ActionResult<ReadRevisions> {
         let record = match job.revisions.is_empty() {
             true => ReleaseRecord::default(),
             false => self.release_record(&job.release).await?,
@@ -99,17 +97,16 @@ impl ActionRunner {
             contents: BTreeMap::new(),
             all: BTreeMap::new(),
             record,
+            is_stale: false,
         };
         let mut owned = OwnedObjects::default();
-        let mut is_stale = false;
         let api = self.secrets(&job.release);
         let mut params = release_params(job).limit(PAGE_SIZE);
         let mut pages = ListSize::default();
         loop {
             let page = call("reading the release's revisions", api.list(&params)).await?;
             let objects = page.items.len();
-            for (secret, checked) in check_all(&job.release, &mut stored.record, page.items).await?
-            {
+            for (secret, checked) in check_all(&job.release, &stored.record, page.items).await? {
                 let within_limit = pages.add_bytes(bound::memory_size(&secret.metadata));
                 within_limit.map_err(|_| too_many(job))?;
                 let meta = secret.metadata.clone();
@@ -122,12 +119,12 @@ impl ActionRunner {
                 let is_same = |known: &Revision| {
                     (known.revision, known.status) == (revision.revision, revision.status)
                 };
-                is_stale |= !job.revisions.iter().any(is_same);
+                stored.is_stale |= !job.revisions.iter().any(is_same);
                 if needed.contains(&revision.revision) {
                     stored.contents.insert(revision.revision, secret);
                 } else if foreign == ForeignRevisions::Remove {
                     let record = &stored.record;
-                    is_stale |= self
+                    stored.is_stale |= self
                         .remove_foreign(job, record, &revision, &secret, &mut owned)
                         .await?;
                 }
@@ -137,7 +134,7 @@ impl ActionRunner {
             }
             let more = pages.next_page(&mut params, page.metadata, objects);
             if !more.map_err(|_| too_many(job))? {
-                return Ok(Ok((stored, is_stale)));
+                return Ok(Ok(stored));
             }
         }
     }
@@ -244,21 +241,18 @@ enum CheckedSecret {
 /// Checks a revision outside the runtime's threads, because decoding takes long.
 async fn check_all(
     release: &ReleaseKey,
-    record: &mut ReleaseRecord,
+    record: &ReleaseRecord,
     secrets: Vec<Secret>,
 ) -> ActionResult<Vec<(Secret, ActionResult<CheckedSecret>)>> {
-    let (release, taken) = (release.clone(), std::mem::take(record));
+    let (release, record) = (release.clone(), record.clone());
     let checking = off_thread::start(move || {
         let check_one = |secret| {
-            let checked = check(&release, &taken, &secret);
+            let checked = check(&release, &record, &secret);
             (secret, checked)
         };
-        let all = secrets.into_iter().map(check_one).collect();
-        (taken, all)
+        secrets.into_iter().map(check_one).collect()
     });
-    let all;
-    (*record, all) = checking.await.map_err(|_| ActionError::Conflict)?;
-    Ok(all)
+    checking.await.map_err(|_| ActionError::Conflict)
 }
 
 fn check(
