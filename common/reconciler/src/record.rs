@@ -7,7 +7,7 @@ pub mod anchor;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use krypton_runtime::call::{ApiError, call};
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::desired::{DesiredState, Version};
@@ -97,10 +97,10 @@ async fn write_record(
     let previous_owners = metadata
         .and_then(|metadata| metadata.owner_references.clone())
         .unwrap_or_default();
-    let owners = owner.map_or_else(
-        || previous_owners.clone(),
-        |owner| anchor::with_anchor(&previous_owners, owner),
-    );
+    let owners = match owner {
+        Some(owner) => anchor::with_anchor(&previous_owners, owner),
+        None => previous_owners.clone(),
+    };
     let is_write_needed = match action {
         RecordAction::Record => true,
         RecordAction::AlreadyRecorded => owners != previous_owners,
@@ -113,20 +113,12 @@ async fn write_record(
         });
     }
     let content = serde_json::to_vec(incoming).map_err(RecordError::Encode)?;
-    let next = Secret {
-        data: Some([(RECORD_KEY.to_owned(), ByteString(content))].into()),
-        ..secret.clone().unwrap_or_else(|| Secret {
-            metadata: ObjectMeta {
-                name: Some(RECORD_NAME.to_owned()),
-                ..ObjectMeta::default()
-            },
-            ..Secret::default()
-        })
-    };
+    let mut next = secret.clone().unwrap_or_default();
+    next.metadata.name = Some(RECORD_NAME.to_owned());
+    next.data = Some([(RECORD_KEY.to_owned(), ByteString(content))].into());
     // Some clusters reject an owner reference from a client that may not delete the owned object.
     let mut ownerless_reason = None;
     for owners in [&owners, &previous_owners] {
-        let mut next = next.clone();
         next.metadata.owner_references = (!owners.is_empty()).then(|| owners.clone());
         let params = PostParams::default();
         // The resourceVersion of the read lets one of several concurrent writers win. The others read again.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use krypton_runtime::call::{ApiError, call_within};
 use krypton_runtime::lease::SYSTEM_NAMESPACE;
 use krypton_types::error_chain::chain;
@@ -51,13 +51,8 @@ pub async fn ensure(client: &Client) -> Result<OwnerReference, AnchorError> {
     let existing = call_within(CALL_DEADLINE, attempt("reading"), api.get_opt(ANCHOR_NAME)).await?;
     let anchor = match existing {
         None => {
-            let new = with_metadata(&ConfigMap {
-                metadata: ObjectMeta {
-                    name: Some(ANCHOR_NAME.to_owned()),
-                    ..ObjectMeta::default()
-                },
-                ..ConfigMap::default()
-            });
+            let mut new = with_metadata(&ConfigMap::default());
+            new.metadata.name = Some(ANCHOR_NAME.to_owned());
             let creating = api.create(&params, &new);
             call_within(CALL_DEADLINE, attempt("creating"), creating).await?
         }
@@ -122,6 +117,8 @@ pub fn with_anchor(owners: &[OwnerReference], anchor: &OwnerReference) -> Vec<Ow
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
     use super::*;
 
     fn anchor(uid: &str) -> ConfigMap {
