@@ -44,16 +44,14 @@ impl DriftSettings {
     /// reported.
     pub fn new<'a>(policy: &DriftPolicy, annotation: impl Fn(&str) -> Option<&'a str>) -> Self {
         let mut invalid_annotations = Vec::new();
-        let mode = annotation(DRIFT_ANNOTATION).map(|text| (text, text.parse()));
-        let mode = match mode {
-            None => policy.mode,
-            Some((_, Ok(mode))) => mode,
-            Some((text, Err(error))) => {
-                invalid_annotations
-                    .push(format!("annotation {DRIFT_ANNOTATION}: {text:?}: {error}"));
-                policy.mode
+        let mut mode = policy.mode;
+        if let Some(text) = annotation(DRIFT_ANNOTATION) {
+            match text.parse::<DriftMode>() {
+                Ok(own_mode) => mode = own_mode,
+                Err(error) => invalid_annotations
+                    .push(format!("annotation {DRIFT_ANNOTATION}: {text:?}: {error}")),
             }
-        };
+        }
         let (rules, error) =
             ignore::parse_rules(annotation(DRIFT_IGNORE_ANNOTATION).unwrap_or_default());
         if let Some(error) = error {

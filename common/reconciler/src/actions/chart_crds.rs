@@ -73,11 +73,7 @@ pub(crate) fn read_chart_crds(path: &Path) -> Result<Vec<Value>, ChartCrdError> 
         if unread > 0 {
             return Err(ChartCrdError::Yaml { file: name });
         }
-        let is_crd = |object: &Value| {
-            object
-                .get("kind")
-                .is_some_and(|kind| kind == "CustomResourceDefinition")
-        };
+        let is_crd = |object: &Value| object["kind"] == "CustomResourceDefinition";
         crds.extend(objects.into_iter().filter(is_crd));
     }
     Ok(crds)

@@ -249,9 +249,8 @@ impl ReleaseCheck<'_> {
         live: &Value,
     ) -> CheckResult<Comparison> {
         let mut rules = ignore::built_in_rules(id, live);
-        let annotations = live.pointer("/metadata/annotations");
-        let ignored = annotations.and_then(|annotations| annotations.get(DRIFT_IGNORE_ANNOTATION));
-        rules.extend(ignore::parse_rules(ignored.and_then(Value::as_str).unwrap_or_default()).0);
+        let ignored = live["metadata"]["annotations"][DRIFT_IGNORE_ANNOTATION].as_str();
+        rules.extend(ignore::parse_rules(ignored.unwrap_or_default()).0);
         rules.extend(self.input.settings.rules.iter().cloned());
         rules.retain(|rule| rule.applies_to(id));
         let mut applied = object::applied(manifest, self.input.release);
@@ -468,10 +467,9 @@ enum Comparison {
 
 /// Returns true if the object is being deleted or a user disabled drift detection for it.
 fn is_excluded(live: &Value) -> bool {
-    let metadata = live.pointer("/metadata");
-    let field = |key: &str| metadata.and_then(|metadata| metadata.get(key));
-    let mode = field("annotations").and_then(|annotations| annotations.get(DRIFT_ANNOTATION));
-    field("deletionTimestamp").is_some() || mode.and_then(Value::as_str) == Some("off")
+    let metadata = &live["metadata"];
+    metadata.get("deletionTimestamp").is_some()
+        || metadata["annotations"][DRIFT_ANNOTATION].as_str() == Some("off")
 }
 
 /// Sends the request and returns the response about the object. A failure of the API server ends the check.

@@ -61,21 +61,17 @@ pub(super) fn with_live_identity(mut applied: Value, live: &Value) -> Value {
 
 /// Returns the release that the object's annotations name, if it is another one.
 pub(super) fn other_release(live: &Value, release: &ReleaseKey) -> Option<String> {
-    let annotation = |key: &str| {
-        let annotations = live.pointer("/metadata/annotations")?;
-        annotations.get(key)?.as_str()
-    };
-    let (name, namespace) = (annotation(RELEASE_NAME)?, annotation(RELEASE_NAMESPACE)?);
+    let annotations = &live["metadata"]["annotations"];
+    let name = annotations[RELEASE_NAME].as_str()?;
+    let namespace = annotations[RELEASE_NAMESPACE].as_str()?;
     let is_ours = name == release.name && namespace == release.namespace;
     (!is_ours).then(|| format!("{namespace}/{name}"))
 }
 
 /// Returns true if the object's annotations name this release.
 pub(super) fn belongs_to(live: &Value, release: &ReleaseKey) -> bool {
-    let annotations = live.pointer("/metadata/annotations");
-    let names_release =
-        annotations.is_some_and(|annotations| annotations.get(RELEASE_NAME).is_some());
-    names_release && other_release(live, release).is_none()
+    let name = live["metadata"]["annotations"].get(RELEASE_NAME);
+    name.is_some() && other_release(live, release).is_none()
 }
 
 /// Hashes all inputs of a comparison: the whole object, or everything except its status if it has a generation.
