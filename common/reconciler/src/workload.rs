@@ -66,7 +66,7 @@ pub struct WorkloadState {
 /// Returns the readiness of a workload by the rule for its kind.
 pub fn readiness(kind: WorkloadKind, object: &WorkloadObject) -> WorkloadState {
     let Some(status) = observed_status(object) else {
-        return not_ready("not yet observed by its controller".to_owned());
+        return workload_state(false, "not yet observed by its controller".to_owned());
     };
     match kind {
         WorkloadKind::Deployment => deployment(&object.spec, status),
@@ -83,7 +83,7 @@ fn deployment(spec: &WorkloadSpec, status: &WorkloadStatus) -> WorkloadState {
     let desired = spec.replicas.unwrap_or(1);
     let (updated, available) = (status.updated_replicas, status.available_replicas);
     if updated < desired {
-        return not_ready(format!("{updated} of {desired} replicas updated"));
+        return workload_state(false, format!("{updated} of {desired} replicas updated"));
     }
     let older = (status.replicas - updated).max(0);
     let new = (available - older).max(0);
@@ -102,7 +102,7 @@ fn stateful_set(spec: &WorkloadSpec, status: &WorkloadStatus) -> WorkloadState {
     let to_update = desired - partition.unwrap_or(0);
     let (updated, ready) = (status.updated_replicas, status.ready_replicas);
     if is_rolling_update(spec) && updated < to_update {
-        return not_ready(format!("{updated} of {to_update} replicas updated"));
+        return workload_state(false, format!("{updated} of {to_update} replicas updated"));
     }
     workload_state(ready >= desired, format!("{ready} of {desired} ready"))
 }
@@ -112,7 +112,7 @@ fn daemon_set(spec: &WorkloadSpec, status: &WorkloadStatus) -> WorkloadState {
     let desired = status.desired_number_scheduled;
     let (updated, ready) = (status.updated_number_scheduled, status.number_ready);
     if is_rolling_update(spec) && updated < desired {
-        return not_ready(format!("{updated} of {desired} pods updated"));
+        return workload_state(false, format!("{updated} of {desired} pods updated"));
     }
     workload_state(
         ready >= desired - max_unavailable(spec, desired),
@@ -199,13 +199,6 @@ pub fn unready(
         ([], _) => None,
         (shown, 0) => Some(shown.join(", ")),
         (shown, more) => Some(format!("{}, and {more} more", shown.join(", "))),
-    }
-}
-
-fn not_ready(detail: String) -> WorkloadState {
-    WorkloadState {
-        ready: false,
-        detail,
     }
 }
 
