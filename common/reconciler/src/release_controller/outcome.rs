@@ -15,7 +15,7 @@ use tokio::task::{Id, JoinError};
 
 use crate::actions::error::{ActionError, CONFLICT_PAUSE};
 use crate::actions::{JobResult, ReleaseUpdate};
-use crate::helm_queue::{FailedWait, WaitResult};
+use crate::helm_queue::WaitResult;
 use crate::owner::OwnerKey;
 use crate::owner_state::OwnerState;
 use crate::placed_tenants::MAX_UNREPORTED_CONFLICTS;
@@ -35,11 +35,7 @@ impl Reconciler {
             Some(Ok(key)) => return self.queue.add(key),
             Some(Err(failed)) => failed,
         };
-        let FailedWait {
-            key,
-            waiting,
-            error,
-        } = failed;
+        let (key, waiting, error) = (failed.key, failed.waiting, failed.error);
         let now = BootTime::now();
         let outcome = error.as_ref().map_or("failed", ActionError::outcome);
         waiting.span.record("outcome", outcome);
