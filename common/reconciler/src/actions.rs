@@ -233,7 +233,7 @@ impl ActionRunner {
                 self.read_release(job, *revision, reservation, result).await
             }
             Action::Unlock { revision, status } => {
-                let lock = (*revision, &**status);
+                let lock = (*revision, *status);
                 self.unlock(job, lock, reservation, result).await
             }
             Action::Helm(run) => self.helm(job, *run, false, reservation, result).await,

@@ -14,7 +14,7 @@ impl ActionRunner {
     pub(super) async fn unlock(
         &self,
         job: &Job,
-        (revision, status): (u32, &str),
+        (revision, status): (u32, Status),
         reservation: Option<HelmReservation>,
         result: &mut JobResult,
     ) -> ActionResult {
@@ -23,7 +23,7 @@ impl ActionRunner {
         };
         // The Helm process may have ended the run since the plan.
         let stored = secret.labels().get("status");
-        if stored.map(String::as_str) != Some(status) {
+        if stored.map(String::as_str) != Some(status.as_str()) {
             self.relist(job, result).await?;
             return Err(ActionError::Conflict);
         }
@@ -37,7 +37,7 @@ impl ActionRunner {
             }
         };
         // A revision that was once deployed must not count as a failed installation.
-        if status != Status::PendingInstall.as_str()
+        if status != Status::PendingInstall
             && let Some(labels) = &mut unlocked.metadata.labels
         {
             labels.retain(|label, run| label != RUN_LABEL || !run.starts_with(INSTALL_RUN));

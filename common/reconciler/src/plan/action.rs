@@ -1,5 +1,6 @@
 //! Second step of a plan: chooses the action for a state.
 
+use krypton_helm::releases::Status;
 use krypton_helm::slots::priority::Priority;
 use krypton_types::conditions::reason;
 
@@ -18,7 +19,7 @@ pub enum Action {
     /// Mark a revision as failed that a dead Helm process left locked.
     Unlock {
         revision: u32,
-        status: String,
+        status: Status,
     },
     Helm(Run),
     /// Repeat a failed installation, including its hooks.
@@ -102,7 +103,7 @@ pub(super) fn action(state: &ReleaseState<'_>, view: &View<'_>) -> Action {
         Unread(revision) | RemovalUnread(revision) => Action::ReadRelease(*revision),
         Superseded(newest) | StaleLock(newest) => Action::Unlock {
             revision: newest.revision,
-            status: newest.status.to_string(),
+            status: newest.status,
         },
         RollbackDue { to, .. } => Action::Rollback(*to),
         Unannotated(_) => Action::Annotate,

@@ -78,18 +78,18 @@ fn another_chart_version_or_other_values_upgrade() {
 
 #[test]
 fn every_newest_revision_status_has_its_action() {
-    let unlock = |status: &str| Action::Unlock {
-        revision: 2,
-        status: status.to_owned(),
+    let unlock = |status| {
+        let revision = 2;
+        (status, Action::Unlock { revision, status })
     };
     let cases = [
         (Status::Deployed, Action::Nothing),
         (Status::Failed, Action::Helm(Run::Upgrade)),
         (Status::Uninstalled, Action::Helm(Run::Upgrade)),
-        (Status::Superseded, unlock("superseded")),
-        (Status::PendingInstall, unlock("pending-install")),
-        (Status::PendingUpgrade, unlock("pending-upgrade")),
-        (Status::PendingRollback, unlock("pending-rollback")),
+        unlock(Status::Superseded),
+        unlock(Status::PendingInstall),
+        unlock(Status::PendingUpgrade),
+        unlock(Status::PendingRollback),
         (Status::Uninstalling, Action::Nothing),
         (Status::Unknown, Action::Nothing),
     ];
@@ -141,14 +141,11 @@ fn interrupted_uninstall_is_repaired_for_present_tenant() {
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.state.progress.unwrap().reason, reason::LOCKED);
     w.now = w.after(600);
-    let status = "uninstalling".to_owned();
-    assert_eq!(
-        w.action(),
-        Action::Unlock {
-            revision: 1,
-            status
-        }
-    );
+    let unlock = Action::Unlock {
+        revision: 1,
+        status: Status::Uninstalling,
+    };
+    assert_eq!(w.action(), unlock);
     assert_eq!(w.deleted().action(), Action::Uninstall);
 }
 
