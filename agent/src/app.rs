@@ -330,11 +330,12 @@ impl Process {
             // The cluster owns its Tenants, so all namespaces are allowed.
             allowed_namespaces: watch::channel(AllowedNamespaces::default()).1,
             retry_max: flags.retry_max,
-            policy: Policy::new(flags.helm_timeout, own_namespaces).with_overrides(
-                flags.retries,
-                flags.remediation,
-                flags.history_max,
-            ),
+            policy: Policy {
+                retries: flags.retries,
+                remediation: flags.remediation,
+                history_max: flags.history_max,
+                ..Policy::new(flags.helm_timeout, own_namespaces)
+            },
             // The agent's own cluster is trusted.
             on_excess: None,
         }

@@ -36,20 +36,6 @@ impl Policy {
         }
     }
 
-    /// Sets the overrides of this member.
-    #[must_use]
-    pub fn with_overrides(
-        mut self,
-        retries: Option<u32>,
-        remediation: Option<Remediation>,
-        history_max: Option<u8>,
-    ) -> Self {
-        self.retries = retries;
-        self.remediation = remediation;
-        self.history_max = history_max;
-        self
-    }
-
     /// Returns the fleet's handling with this member's overrides. Limits `history_max` to [`HISTORY`].
     pub fn handling(&self, fleet: &Handling) -> Handling {
         let history_max = self.history_max.unwrap_or(fleet.history_max);
@@ -83,9 +69,12 @@ mod tests {
             ((None, Some(keep), None), (5, keep, 10)),
             ((None, None, Some(4)), (5, rollback, 4)),
         ] {
-            let policy = policy
-                .clone()
-                .with_overrides(overrides.0, overrides.1, overrides.2);
+            let policy = Policy {
+                retries: overrides.0,
+                remediation: overrides.1,
+                history_max: overrides.2,
+                ..policy.clone()
+            };
             let expected = Handling {
                 retries: Some(retries),
                 remediation,
