@@ -126,6 +126,7 @@ pub(crate) fn copy_live_value(applied: &mut Value, live: &Value, rule: &IgnoreRu
 
 fn copy_live_steps(applied: &mut Value, live: &Value, steps: &[PointerStep]) {
     let Some((step, rest)) = steps.split_first() else {
+        applied.clone_from(live);
         return;
     };
     let matches = |key: &str| match step {
@@ -133,35 +134,20 @@ fn copy_live_steps(applied: &mut Value, live: &Value, steps: &[PointerStep]) {
         PointerStep::Key(step) => step == key,
     };
     match applied {
-        Value::Object(map) => {
-            let keys: Vec<String> = map.keys().filter(|key| matches(key)).cloned().collect();
-            for key in keys {
-                match live.get(&key) {
-                    Some(live_value) if rest.is_empty() => {
-                        map.insert(key, live_value.clone());
-                    }
-                    Some(live_value) => {
-                        if let Some(child) = map.get_mut(&key) {
-                            copy_live_steps(child, live_value, rest);
-                        }
-                    }
-                    None if rest.is_empty() => {
-                        map.remove(&key);
-                    }
-                    None => {}
-                }
+        Value::Object(map) => map.retain(|key, child| match live.get(key) {
+            _ if !matches(key) => true,
+            Some(live_child) => {
+                copy_live_steps(child, live_child, rest);
+                true
             }
-        }
+            None => !rest.is_empty(),
+        }),
         Value::Array(items) => {
             for (index, item) in items.iter_mut().enumerate() {
                 if matches(&index.to_string())
-                    && let Some(live_value) = matching_item(item, index, live)
+                    && let Some(live_item) = matching_item(item, index, live)
                 {
-                    if rest.is_empty() {
-                        *item = live_value.clone();
-                    } else {
-                        copy_live_steps(item, live_value, rest);
-                    }
+                    copy_live_steps(item, live_item, rest);
                 }
             }
         }
