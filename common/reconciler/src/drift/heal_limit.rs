@@ -47,20 +47,16 @@ impl HealLimiter {
 
     /// Records a correction or a failed attempt.
     pub(super) fn record_heal(&mut self, object: &ObjectId, now: BootTime) {
-        let is_known = self.0.contains_key(object);
-        if !is_known && self.0.len() >= MAX_OBJECTS {
+        let heals = self.0.get(object).map_or(0, |history| history.heals);
+        if heals == 0 && self.0.len() >= MAX_OBJECTS {
             return;
         }
-        let history = self.0.entry(object.clone()).or_insert(HealHistory {
-            heals: 0,
-            last_heal: now,
-            matches: 0,
-        });
-        *history = HealHistory {
-            heals: history.heals.saturating_add(1),
+        let history = HealHistory {
+            heals: heals.saturating_add(1),
             last_heal: now,
             matches: 0,
         };
+        self.0.insert(object.clone(), history);
     }
 
     /// Records a check that found no difference.
