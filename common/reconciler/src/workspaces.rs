@@ -16,7 +16,6 @@ use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::desired::DesiredState;
 use krypton_types::error_chain::chain;
-use krypton_types::names;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::Value;
 use tokio::task::JoinError;
@@ -27,6 +26,7 @@ use crate::actions::error::CONFLICT_PAUSE;
 use crate::index::Index;
 use crate::inputs::Member;
 use crate::owner::OwnerKey;
+use crate::plan::pause_reason;
 
 /// Maximum number of namespaces to write at the same time.
 const MAX_CONCURRENT_CALLS: usize = 8;
@@ -126,10 +126,7 @@ impl Workspaces {
         // While a Tenant is paused, nothing is written to its workspace. No event shows the end of the pause here.
         let is_paused = index.workspace_users(&name).iter().any(|user| {
             let owner = index.owner(user);
-            let annotation = owner
-                .as_ref()
-                .and_then(|it| it.annotation(names::PAUSED_ANNOTATION));
-            annotation.is_some_and(|value| value != "false")
+            owner.is_some_and(|owner| pause_reason(&owner, desired).is_some())
         });
         if is_paused {
             return self.queue.park(name);
