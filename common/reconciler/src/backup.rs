@@ -185,12 +185,8 @@ pub async fn back_up_and_release(
     let (mut released, mut first_error) = (0, None);
     let mut pages = ListSize::default();
     loop {
-        let list = call_within(
-            CALL_DEADLINE,
-            "listing Tenants before releasing them",
-            all.list(&params),
-        )
-        .await?;
+        let attempt = "listing Tenants before releasing them";
+        let list = call_within(CALL_DEADLINE, attempt, all.list(&params)).await?;
         let objects = list.items.len();
         // A Tenant that does not decode has no finalizer of Krypton, and no API server would accept it again.
         let tenants = list.items.into_iter().filter_map(|tenant| tenant.0.ok());
@@ -229,13 +225,8 @@ async fn back_up_tenant(
     let params = PatchParams::default();
     let (name, patch) = (tenant.name_any(), Patch::Merge(&patch));
     let patching = api.patch_metadata(&name, &params, &patch);
-    match call_within(
-        CALL_DEADLINE,
-        format!("removing the finalizer of Tenant {name}"),
-        patching,
-    )
-    .await
-    {
+    let attempt = format!("removing the finalizer of Tenant {name}");
+    match call_within(CALL_DEADLINE, attempt, patching).await {
         Ok(_) => Ok(true),
         // Deleted, or written by another client: the next round retries.
         Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(false),
@@ -422,13 +413,8 @@ async fn delete(api: &Api<Tenant>, tenant: &Tenant) -> Result<UserDeletion, Back
     let params = if_uid(tenant.uid());
     let name = tenant.name_any();
     let deleting = api.delete(&name, &params);
-    match call_within(
-        CALL_DEADLINE,
-        format!("deleting Tenant {name} again"),
-        deleting,
-    )
-    .await
-    {
+    let attempt = format!("deleting Tenant {name} again");
+    match call_within(CALL_DEADLINE, attempt, deleting).await {
         Ok(_) => Ok(UserDeletion::Yes),
         Err(error) => match error.code() {
             // Already deleted, or replaced by another Tenant.

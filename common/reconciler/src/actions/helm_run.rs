@@ -91,10 +91,8 @@ impl ActionRunner {
             Some(_) => ForeignRevisions::Remove,
             None => ForeignRevisions::Keep,
         };
-        let stored = match self
-            .read_checked(job, compared.as_slice(), foreign, result)
-            .await?
-        {
+        let reading = self.read_checked(job, compared.as_slice(), foreign, result);
+        let stored = match reading.await? {
             Ok(stored) => stored,
             Err(found) => return self.set_aside(job, &found, Some(slot), result).await,
         };

@@ -10,8 +10,8 @@ use krypton_helm::releases::labels::ReleaseKey;
 use krypton_runtime::call::call;
 use krypton_runtime::events::ObjectEvent;
 use kube::api::{Api, DynamicObject, ListParams};
+use kube::core::ApiResource;
 use kube::core::discovery::v2::{APIGroupDiscovery, APIGroupDiscoveryList, APIResourceDiscovery};
-use kube::core::{ApiResource, ObjectList, PartialObjectMeta};
 use kube::{Client, Resource as _, ResourceExt as _};
 
 use super::objects::{annotation, belongs_to};
@@ -213,11 +213,10 @@ async fn occupants_of_kind(
         let attempt = format!("listing {}", kind.plural);
         let listing = async { split_refusal(api.list_metadata(&params).await) };
         // After a 404, discovery runs again and shows whether the cluster serves the kind.
-        let list: ObjectList<PartialObjectMeta<DynamicObject>> =
-            match call(attempt, listing).await? {
-                Ok(list) => list,
-                Err(reason) => return Ok(vec![format!("{} ({reason})", kind.plural)]),
-            };
+        let list = match call(attempt, listing).await? {
+            Ok(list) => list,
+            Err(reason) => return Ok(vec![format!("{} ({reason})", kind.plural)]),
+        };
         let objects = list.items.iter().map(|object| &object.metadata);
         occupants.extend(objects.filter_map(|object| check.occupant(kind, object)));
         let next = list.metadata.continue_.filter(|next| !next.is_empty());

@@ -14,7 +14,6 @@ use crate::plan;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
-use kube::core::{ObjectList, PartialObjectMeta};
 
 impl ActionRunner {
     pub(super) async fn read_release(
@@ -92,11 +91,8 @@ impl ActionRunner {
         let helm_type = format!("type={}", releases::SECRET_TYPE);
         let params = ListParams::default().labels(&labels).fields(&helm_type);
         let api = self.secrets(&job.release);
-        let list: ObjectList<PartialObjectMeta<Secret>> = call(
-            "listing the release's revisions",
-            api.list_metadata(&params),
-        )
-        .await?;
+        let listing = api.list_metadata(&params);
+        let list = call("listing the release's revisions", listing).await?;
         let version = parse_version(list.metadata.resource_version.as_deref());
         // Like the watch: a Secret may bear the labels without being a revision.
         let is_revision = |meta: &ObjectMeta| {

@@ -35,10 +35,8 @@ impl ActionRunner {
             .await?;
         self.report(job, result).await?;
         let needed = [newest.revision, to];
-        let stored = match self
-            .read_checked(job, &needed, ForeignRevisions::Remove, result)
-            .await?
-        {
+        let reading = self.read_checked(job, &needed, ForeignRevisions::Remove, result);
+        let stored = match reading.await? {
             Ok(stored) => stored,
             Err(found) => return self.set_aside(job, &found, Some(slot), result).await,
         };

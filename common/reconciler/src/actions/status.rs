@@ -82,10 +82,8 @@ impl ActionRunner {
                 let params = PatchParams::default();
                 let patch = Patch::Merge(&patch);
                 let writing = api.patch_status(job.key.name(), &params, &patch);
-                match call("writing the status", writing)
-                    .await
-                    .map_err(ActionError::from)
-                {
+                let written = call("writing the status", writing).await;
+                match written.map_err(ActionError::from) {
                     Ok(tenant) => result.tenant = Some(tenant),
                     Err(error) => {
                         result.reported = None;

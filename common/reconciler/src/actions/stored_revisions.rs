@@ -208,10 +208,8 @@ impl ActionRunner {
         if verdict(record, secret)?.1 == RecordComparison::Recorded {
             return Ok(false);
         }
-        match self
-            .check_objects(job, revision.revision, secret, owned)
-            .await
-        {
+        let checking = self.check_objects(job, revision.revision, secret, owned);
+        match checking.await {
             Ok(()) => return Ok(false),
             Err(ActionError::Failed { message, .. }) => {
                 tracing::warn!(member = %self.member.name, problem = %message, "removing an untrusted revision");

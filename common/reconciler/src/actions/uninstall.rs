@@ -34,10 +34,9 @@ impl ActionRunner {
         }
         self.mark_deletion(job, result).await?;
         let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
-        let stored = match self
-            .read_checked(job, &[newest], ForeignRevisions::Keep, result)
-            .await?
-        {
+        let needed = [newest];
+        let reading = self.read_checked(job, &needed, ForeignRevisions::Keep, result);
+        let stored = match reading.await? {
             Ok(stored) => stored,
             // Helm skips a revision that it cannot decode, and would silently use the previous one.
             Err(found) => return self.set_aside(job, &found, Some(slot), result).await,
