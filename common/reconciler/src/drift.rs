@@ -181,11 +181,8 @@ mod tests {
         ] {
             let settings = settings_with(annotation, None);
             assert_eq!(settings.mode, mode, "{annotation:?}");
-            assert_eq!(
-                settings.invalid_annotations.is_some(),
-                invalid_annotations,
-                "{annotation:?}"
-            );
+            let is_invalid = settings.invalid_annotations.is_some();
+            assert_eq!(is_invalid, invalid_annotations, "{annotation:?}");
         }
         let settings = settings_with(None, Some("/spec/replicas, spec/image"));
         assert_eq!(settings.rules.len(), 1);
@@ -199,10 +196,8 @@ mod tests {
                 mode: DriftMode::Warn,
                 interval_seconds,
             };
-            assert_eq!(
-                DriftSettings::new(&policy, |_| None).interval_seconds,
-                expected
-            );
+            let settings = DriftSettings::new(&policy, |_| None);
+            assert_eq!(settings.interval_seconds, expected);
         }
     }
 }

@@ -546,10 +546,7 @@ mod tests {
             ..order.clone()
         };
         let recreated = ReleaseOwner::Deployment(Arc::new(recreated));
-        assert!(
-            !report_store.covers_generation(&owner_key, &recreated),
-            "what is said of the former is not said of it"
-        );
+        assert!(!report_store.covers_generation(&owner_key, &recreated));
         report_store.set_tenant(&key("a"), None);
         report_store.resend();
         let full_report = report_store.changes().await;

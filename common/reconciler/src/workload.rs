@@ -350,10 +350,8 @@ mod tests {
     #[test]
     fn workload_missing_from_watch_is_not_ready() {
         let expected = [deployment_key("ns", "web")];
-        assert_eq!(
-            unready(Some(&expected), &BTreeMap::new(), StrayRule::Counted).unwrap(),
-            "Deployment ns/web: not found"
-        );
+        let message = unready(Some(&expected), &BTreeMap::new(), StrayRule::Counted);
+        assert_eq!(message.unwrap(), "Deployment ns/web: not found");
         assert_eq!(unready(None, &BTreeMap::new(), StrayRule::Counted), None);
     }
 

@@ -126,11 +126,9 @@ mod tests {
         assert!(!ordered_after(
             |newest| newest.namespace = "other".to_owned()
         ));
+        // An empty list orders nothing.
         let mut current = desired(Vec::new());
-        assert!(
-            !is_still_ordered(&order, false, &current),
-            "no list says nothing"
-        );
+        assert!(!is_still_ordered(&order, false, &current));
         current.deployments.push(order.clone());
         current.paused = true;
         assert!(!is_still_ordered(&order, false, &current));

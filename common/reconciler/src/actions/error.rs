@@ -131,10 +131,8 @@ mod tests {
             assert!(matches!(error_for(code), ActionError::Refused(_)), "{code}");
         }
         for code in [401, 429, 500, 503] {
-            assert!(
-                matches!(error_for(code), ActionError::Transient(_)),
-                "{code}"
-            );
+            let error = error_for(code);
+            assert!(matches!(error, ActionError::Transient(_)), "{code}");
         }
     }
 }

@@ -403,10 +403,7 @@ mod tests {
         let refused = check_rollback(&key(), &record, &changed).unwrap_err();
         assert!(refused.text().contains("has changed"), "{}", refused.text());
         let unknown = check_rollback(&key(), &ReleaseRecord::default(), &written).unwrap_err();
-        assert!(
-            unknown.text().contains("has not deployed"),
-            "{}",
-            unknown.text()
-        );
+        let problem = unknown.text();
+        assert!(problem.contains("has not deployed"), "{problem}");
     }
 }

@@ -199,10 +199,8 @@ mod tests {
         assert_eq!(second, "release installed; drift: b is deleted");
         assert_eq!(with_findings(&second, None), "release installed");
         assert_eq!(without_findings("plain"), "plain");
-        assert_eq!(
-            drift_event(Some(&first), &second).unwrap().message,
-            "b is deleted"
-        );
+        let event = drift_event(Some(&first), &second).unwrap();
+        assert_eq!(event.message, "b is deleted");
         assert_eq!(drift_event(Some(&second), &second), None);
         assert_eq!(drift_event(Some(&second), "release installed"), None);
         assert_eq!(drift_event(None, &first).unwrap().reason, "DriftDetected");

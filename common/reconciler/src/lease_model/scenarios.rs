@@ -115,11 +115,8 @@ fn restarted_agent_in_same_pod_acts_within_seconds() {
         steps(&mut member, 1_000);
         member.fault(Fault::Start(acting));
         steps(&mut member, 12_000);
-        assert!(
-            member.is_acting(acting),
-            "seed {seed}\n{}",
-            member.log.join("\n")
-        );
+        let log = member.log.join("\n");
+        assert!(member.is_acting(acting), "seed {seed}\n{log}");
     }
 }
 

@@ -88,31 +88,17 @@ mod tests {
 
     #[test]
     fn wait_note_replaces_itself_and_keeps_drift() {
-        let none = with_note(
-            "release installed; drift: ConfigMap a is deleted",
-            WaitPolicy::None,
-            None,
-        );
-        assert_eq!(
-            none,
-            "release installed; not waited for; drift: ConfigMap a is deleted"
-        );
-        let lacks = with_note(
-            &none,
-            WaitPolicy::Hooks,
-            Some("Deployment a/b: 0 of 1 available"),
-        );
-        assert_eq!(
-            lacks,
-            "release installed; not waited for: Deployment a/b: 0 of 1 available; drift: ConfigMap a is deleted"
-        );
-        assert_eq!(
-            with_note(&lacks, WaitPolicy::Hooks, None),
-            with_note(&lacks, WaitPolicy::Ready, None)
-        );
-        assert_eq!(
-            with_note(&lacks, WaitPolicy::Ready, None),
-            "release installed; drift: ConfigMap a is deleted"
-        );
+        let plain = "release installed; drift: a is deleted";
+        let noted = "release installed; not waited for; drift: a is deleted";
+        let lacks = "release installed; not waited for: 0 of 1 available; drift: a is deleted";
+        let unready = Some("0 of 1 available");
+        for (message, policy, unready, expected) in [
+            (plain, WaitPolicy::None, None, noted),
+            (noted, WaitPolicy::Hooks, unready, lacks),
+            (lacks, WaitPolicy::Hooks, None, plain),
+            (lacks, WaitPolicy::Ready, None, plain),
+        ] {
+            assert_eq!(with_note(message, policy, unready), expected);
+        }
     }
 }

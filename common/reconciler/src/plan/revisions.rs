@@ -259,11 +259,8 @@ mod tests {
             ),
             (vec![deployed, swept, failed(3, "b")], "b", 3, vec![]),
         ] {
-            assert_eq!(
-                history_limit(3, &revisions, current),
-                expected_limit,
-                "{revisions:?}"
-            );
+            let limit = history_limit(3, &revisions, current);
+            assert_eq!(limit, expected_limit, "{revisions:?}");
             assert_eq!(repeated(&revisions), expected_repeated, "{revisions:?}");
         }
         // Helm spares no revision here, because a rollback died after it had removed the deployed status.
@@ -418,17 +415,12 @@ mod tests {
             let all: Vec<&Revision> = revisions.iter().collect();
             assert_eq!(adopted(&all), expected_adopted, "{revisions:?}");
             assert_eq!(upgraded_adoption(&all), expected_sweep, "{revisions:?}");
-            assert_eq!(
-                history_limit(3, &revisions, "a"),
-                expected_limit,
-                "{revisions:?}"
-            );
+            let limit = history_limit(3, &revisions, "a");
+            assert_eq!(limit, expected_limit, "{revisions:?}");
         }
         let failed: Vec<Revision> = (1..=300).map(|n| foreign(n, Status::Failed)).collect();
-        assert_eq!(
-            adopted(&failed.iter().collect::<Vec<_>>()).len(),
-            MAX_UNSWEPT
-        );
+        let all: Vec<&Revision> = failed.iter().collect();
+        assert_eq!(adopted(&all).len(), MAX_UNSWEPT);
         assert_eq!(history_limit(3, &failed, "a"), 17);
     }
 }

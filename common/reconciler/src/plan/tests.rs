@@ -295,6 +295,11 @@ fn ready(plan: &Plan) -> (Truth, &str) {
     (plan.state.ready.truth, plan.state.ready.reason.as_str())
 }
 
+fn error(plan: &Plan) -> (Truth, &str) {
+    let error = plan.state.error.as_ref().unwrap();
+    (error.truth, &error.reason)
+}
+
 fn statuses() -> impl Strategy<Value = Status> {
     prop::sample::select(Status::ALL.to_vec())
 }

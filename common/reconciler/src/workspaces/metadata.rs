@@ -164,10 +164,8 @@ mod tests {
     fn without_a_configuration_nothing_is_written() {
         let none = NamespaceConfiguration::default();
         assert_eq!(krypton_namespace().patch(&none), None);
-        assert_eq!(
-            krypton_namespace().with_configuration(&none),
-            krypton_namespace()
-        );
+        let created = krypton_namespace().with_configuration(&none);
+        assert_eq!(created, krypton_namespace());
     }
 
     #[test]
@@ -215,10 +213,8 @@ mod tests {
         let annotations = &mut namespace_metadata.annotations;
         annotations.remove(CONFIGURED_KEYS_ANNOTATION);
         let patch = namespace_metadata.patch(&first).unwrap();
-        assert_eq!(
-            merged(&namespace_metadata, &patch),
-            krypton_namespace().with_configuration(&first)
-        );
+        let expected = krypton_namespace().with_configuration(&first);
+        assert_eq!(merged(&namespace_metadata, &patch), expected);
     }
 
     #[test]
@@ -239,9 +235,7 @@ mod tests {
         let patch = namespace_metadata
             .patch(&NamespaceConfiguration::default())
             .unwrap();
-        assert_eq!(
-            patch,
-            json!({"labels": {}, "annotations": {CONFIGURED_KEYS_ANNOTATION: null}})
-        );
+        let removed = json!({"labels": {}, "annotations": {CONFIGURED_KEYS_ANNOTATION: null}});
+        assert_eq!(patch, removed);
     }
 }

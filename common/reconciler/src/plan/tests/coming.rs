@@ -1,6 +1,7 @@
 //! Tests of the next step in a report.
 
-use krypton_types::tenant::{UpcomingStep, UpcomingStepKind};
+use krypton_types::tenant::UpcomingStep;
+use krypton_types::tenant::UpcomingStepKind::{self, GivenUp, Retry, Unlock, Wait};
 
 use super::*;
 
@@ -19,21 +20,17 @@ fn failed_run_announces_retry_or_giving_up() {
     let mut w = world_deployed_then_upgrading_fails();
     let retry = w.memory.failure.clone().unwrap();
     let plan = w.plan();
-    assert_eq!(plan.next.unwrap().at, plan.wake);
-    assert_eq!(plan.next.unwrap().at, Some(retry.retry_at));
-    assert_eq!(plan.next.unwrap().step, UpcomingStepKind::Retry);
+    let next = plan.next.unwrap();
+    assert_eq!((next.step, next.at), (Retry, Some(retry.retry_at)));
+    assert_eq!(plan.wake, next.at);
     w.now = retry.retry_at;
-    assert_eq!(
-        (w.action(), w.plan().next),
-        (Action::Helm(Run::Upgrade), None)
-    );
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Helm(Run::Upgrade));
+    assert_eq!(plan.next, None);
 
     w.desired.handling.retries = Some(1);
     w.memory.failure.as_mut().unwrap().attempts = 2;
-    assert_eq!(
-        w.plan().next,
-        step_after(UpcomingStepKind::GivenUp, None, w.now, 2)
-    );
+    assert_eq!(w.plan().next, step_after(GivenUp, None, w.now, 2));
 }
 
 #[test]
@@ -49,11 +46,8 @@ fn paused_or_withheld_tenant_announces_no_attempt() {
         w.desired.chart.version = "1.21.0".to_owned();
         w.memory.failure.as_mut().unwrap().attempt.fingerprint = w.desired.chart.fingerprint();
         let plan = w.plan();
-        assert_eq!(
-            (plan.action, plan.next),
-            (Action::Nothing, None),
-            "{failure_reason}"
-        );
+        assert_eq!(plan.action, Action::Nothing, "{failure_reason}");
+        assert_eq!(plan.next, None, "{failure_reason}");
     }
     assert_eq!(world().deployed().plan().next, None, "it is well");
 }
@@ -64,10 +58,7 @@ fn stale_lock_and_failed_uninstall_announce_next_attempt() {
     w.set_revisions(&[Status::Deployed, Status::PendingUpgrade]);
     w.revisions[1].run = w.revisions[0].run.clone();
     w.memory.locked = Some((2, w.now));
-    assert_eq!(
-        w.plan().next,
-        step_after(UpcomingStepKind::Unlock, Some(600), w.now, 0)
-    );
+    assert_eq!(w.plan().next, step_after(Unlock, Some(600), w.now, 0));
 
     let deleted = world()
         .deployed()
@@ -75,7 +66,7 @@ fn stale_lock_and_failed_uninstall_announce_next_attempt() {
         .failed(reason::UNINSTALL_FAILED, 40);
     assert_eq!(
         deleted.plan().next,
-        step_after(UpcomingStepKind::Retry, Some(40), deleted.now, 1)
+        step_after(Retry, Some(40), deleted.now, 1)
     );
 }
 
@@ -88,10 +79,7 @@ fn unready_workloads_announce_wait_deadline_after_quiet_period() {
     w.now = BootTime(w.now.0 + crate::status::throttle::QUIET);
     assert!(w.plan().handles_request);
     let until = w.policy.helm_timeout.as_secs();
-    assert_eq!(
-        w.plan().next,
-        step_after(UpcomingStepKind::Wait, Some(until), ended, 0)
-    );
+    assert_eq!(w.plan().next, step_after(Wait, Some(until), ended, 0));
     w.now = BootTime(ended.0 + w.policy.helm_timeout);
     assert_eq!(w.plan().next, None);
 }
@@ -100,13 +88,10 @@ fn unready_workloads_announce_wait_deadline_after_quiet_period() {
 fn boot_clock_deadlines_convert_to_wall_time() {
     let now = BootTime(Duration::from_secs(1_000));
     let wall = Timestamp::from_second(50_000).unwrap();
-    let next = step_after(UpcomingStepKind::Retry, Some(40), now, 2)
+    let next = step_after(Retry, Some(40), now, 2)
         .unwrap()
         .to_wall_clock(now, wall);
-    assert_eq!(
-        Some(next),
-        UpcomingStep::at_second(UpcomingStepKind::Retry, Some(50_040), 2)
-    );
-    let given_up = step_after(UpcomingStepKind::GivenUp, None, now, 2).unwrap();
+    assert_eq!(Some(next), UpcomingStep::at_second(Retry, Some(50_040), 2));
+    let given_up = step_after(GivenUp, None, now, 2).unwrap();
     assert_eq!(given_up.to_wall_clock(now, wall).at, None);
 }

@@ -18,16 +18,9 @@ fn only_settled_writable_release_is_checked_for_drift() {
         assert_eq!(drift_mode(&drifting(mode)), Some(mode));
         let mut w = drifting(mode);
         w.unready = Some("0 of 1 available".to_owned());
-        w.memory.reported = reported(State::new(
-            Truth::False,
-            reason::NOT_READY,
-            "0 of 1 available",
-        ));
-        assert_eq!(
-            drift_mode(&w),
-            Some(mode),
-            "what is not ready may be so by drift"
-        );
+        let unready = State::new(Truth::False, reason::NOT_READY, "0 of 1 available");
+        w.memory.reported = reported(unready);
+        assert_eq!(drift_mode(&w), Some(mode), "drift may be the cause");
         type Case = (&'static str, fn(&mut World));
         let cases: [Case; 5] = [
             ("no permit", |w| w.permit = withheld()),
@@ -65,10 +58,8 @@ fn drift_message_survives_restart_within_its_revision() {
     w.memory.drift = Some(drift(1, Some("x is deleted")));
     let plan = w.plan();
     assert_eq!(plan.state.ready.truth, Truth::True);
-    assert_eq!(
-        plan.state.ready.message,
-        format!("{without_drift}; drift: x is deleted")
-    );
+    let with_drift = format!("{without_drift}; drift: x is deleted");
+    assert_eq!(plan.state.ready.message, with_drift);
     // The same findings give the same message.
     w.memory.reported = Some(plan.state.clone());
     assert_eq!(w.plan().state, plan.state);

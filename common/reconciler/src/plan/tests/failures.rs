@@ -82,12 +82,8 @@ fn upgrade_out_of_retries_waits_for_change() {
     w.memory.failure.as_mut().unwrap().attempts = 2;
     let plan = w.plan();
     assert_eq!((plan.action, plan.wake), (Action::Nothing, None));
-    assert!(
-        plan.state
-            .ready
-            .message
-            .contains("no more retries after 2 attempts")
-    );
+    let message = &plan.state.ready.message;
+    assert!(message.contains("no more retries after 2 attempts"));
     w.desired.chart.version = "1.21.0".to_owned();
     assert_eq!(w.action(), Action::Helm(Run::Upgrade));
 }
@@ -153,11 +149,7 @@ fn a_cluster_that_is_suspended_has_not_failed() {
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.wake, Some(w.after(60)));
     assert_eq!(ready(&plan), (Truth::Unknown, reason::SUSPENDED));
-    let error = plan.state.error.unwrap();
-    assert_eq!(
-        (error.truth, error.reason.as_str()),
-        (Truth::False, reason::NO_ERROR)
-    );
+    assert_eq!(error(&plan), (Truth::False, reason::NO_ERROR));
     // The removal is another attempt, but fails for the same reason.
     let deleted = w.deleted();
     assert_eq!(deleted.action(), Action::Uninstall);

@@ -38,10 +38,8 @@ fn workspace_of_different_namespace_is_rejected() {
             assert_eq!(ready(&plan), (Truth::False, reason::NAMESPACE_NOT_OWNED));
             assert_eq!(plan.action, Action::Nothing);
             let message = &plan.state.ready.message;
-            assert!(
-                message.contains("mesh.openkcm.io/adopt=team/acme"),
-                "{message}"
-            );
+            let remedy = "mesh.openkcm.io/adopt=team/acme";
+            assert!(message.contains(remedy), "{message}");
         }
         let plan = with_workspace(world(), creator, open_to).plan();
         assert_eq!(plan.action, install, "without lockdown");
@@ -144,18 +142,13 @@ fn refused_tenant_keeps_no_release_from_others() {
     };
     let install = Action::Helm(Run::Install);
     let in_use = |w: World| ready(&w.plan()).1 == reason::RELEASE_IN_USE;
-    assert_eq!(
-        contested(with_workspace(locked_down(), Some("uid-1"), None)).action(),
-        install
-    );
+    let ours = with_workspace(locked_down(), Some("uid-1"), None);
+    assert_eq!(contested(ours).action(), install);
     let mut own = contested(with_workspace(locked_down(), None, None));
     own.tenant.spec.workspace = Some("team".to_owned());
     assert_eq!(own.action(), install);
-    assert!(in_use(contested(with_workspace(
-        world(),
-        Some("uid-1"),
-        None
-    ))));
+    let open = with_workspace(world(), Some("uid-1"), None);
+    assert!(in_use(contested(open)));
     // An operator has opened the workspace to both.
     let both = with_workspace(locked_down(), Some("uid-1"), Some("other/acme"));
     assert!(in_use(contested(both)));

@@ -9,11 +9,7 @@ fn tenant_with_release_elsewhere_is_not_reinstalled() {
     w.elsewhere = Some("acme-ws".to_owned());
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
-    let (truth, ready_reason) = ready(&plan);
-    assert_eq!(
-        (truth, ready_reason),
-        (Truth::False, reason::RELEASE_IN_USE)
-    );
+    assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
     let message = &plan.state.ready.message;
     assert!(message.contains("spec.workspace: acme-ws"), "{message}");
 }
@@ -63,11 +59,8 @@ fn older_tenant_wins_shared_release() {
     let plan = younger.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::False, reason::RELEASE_IN_USE));
-    assert!(
-        plan.state.ready.message.contains("team/acme"),
-        "{:?}",
-        plan.state
-    );
+    let message = &plan.state.ready.message;
+    assert!(message.contains("team/acme"), "{message}");
     // Deleting the younger Tenant leaves the release unchanged.
     let plan = younger.deleted().plan();
     assert_eq!(plan.action, Action::RemoveFinalizer { orphaned: false });
@@ -100,10 +93,8 @@ fn reserved_namespace_is_never_a_workspace() {
     }
     let mut dotted = world();
     dotted.tenant.metadata.name = Some("a.b".to_owned());
-    assert_eq!(
-        ready(&dotted.plan()),
-        (Truth::False, reason::WORKSPACE_INVALID)
-    );
+    let plan = dotted.plan();
+    assert_eq!(ready(&plan), (Truth::False, reason::WORKSPACE_INVALID));
 }
 
 #[test]

@@ -79,11 +79,8 @@ fn unrecorded_release_is_rendered_again() {
     assert_eq!(run, Action::Helm(Run::Upgrade));
     let withheld = withheld();
     assert_eq!(action(ours, false, withheld), Action::Nothing);
-    assert_eq!(
-        action(None, true, Permit::Granted),
-        Action::Nothing,
-        "adopted"
-    );
+    let adopted = action(None, true, Permit::Granted);
+    assert_eq!(adopted, Action::Nothing);
 }
 
 #[test]
@@ -203,11 +200,8 @@ fn upgrade_that_cannot_start_leaves_release_ready() {
         w.memory.reported = reported(State::new(Truth::True, reason::INSTALLED, "installed"));
         let plan = w.plan();
         assert_eq!(plan.action, Action::Nothing, "{failure_reason}");
-        assert_eq!(
-            ready(&plan),
-            (Truth::True, reason::INSTALLED),
-            "{failure_reason}"
-        );
+        let installed = (Truth::True, reason::INSTALLED);
+        assert_eq!(ready(&plan), installed, "{failure_reason}");
         assert_eq!(plan.state.error.unwrap().reason, failure_reason);
     }
 }
@@ -230,13 +224,8 @@ fn release_waits_for_workloads_and_fails_after_timeout() {
     w.now = w.after(170);
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::False, reason::INSTALL_FAILED));
-    assert!(
-        plan.state
-            .error
-            .unwrap()
-            .message
-            .contains("Deployment acme/web")
-    );
+    let error = plan.state.error.unwrap();
+    assert!(error.message.contains("Deployment acme/web"));
     w.unready = None;
     let plan = w.plan();
     assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));

@@ -10,15 +10,9 @@ fn refused_request_is_shown_and_waits() {
     let world = refused_by_api_server(world);
     let plan = world.plan();
     assert_eq!(plan.action, Action::Nothing);
-    let error = plan.state.error.unwrap();
-    assert_eq!(
-        (error.truth, error.reason.as_str(), error.message.as_str()),
-        (
-            Truth::True,
-            reason::REQUEST_REFUSED,
-            "adding the finalizer: denied"
-        )
-    );
+    let message = "adding the finalizer: denied";
+    let refused = State::new(Truth::True, reason::REQUEST_REFUSED, message);
+    assert_eq!(plan.state.error, Some(refused));
     assert_eq!(plan.state.ready.truth, Truth::False);
     assert_eq!(plan.wake, Some(world.after(900)));
     assert_eq!(plan.next.map(|next| next.attempts), Some(7));
@@ -71,11 +65,8 @@ fn request_spec_change_and_deletion_bypass_refusal_wait() {
 #[test]
 fn refused_status_is_shown_until_it_is_written() {
     let mut world = refused_by_api_server(world().deployed());
-    assert_ne!(
-        world.plan().state.error.unwrap().reason,
-        reason::REQUEST_REFUSED,
-        "nothing is to be done"
-    );
+    let error = world.plan().state.error.unwrap();
+    assert_ne!(error.reason, reason::REQUEST_REFUSED, "nothing is due");
     world.memory.refusal.as_mut().unwrap().is_status_write = true;
     world.now = world.after(900);
     let state = world.plan().state;

@@ -23,10 +23,8 @@ fn release_as_desired_is_left_unchanged() {
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(ready(&plan), (Truth::True, reason::NO_CHANGE));
     assert_eq!(plan.wake, None);
-    assert_eq!(
-        plan.applied_chart.as_deref(),
-        Some("https://charts.jetstack.io/cert-manager:1.19.1")
-    );
+    let chart = "https://charts.jetstack.io/cert-manager:1.19.1";
+    assert_eq!(plan.applied_chart.as_deref(), Some(chart));
 }
 
 #[test]

@@ -52,11 +52,7 @@ fn disallowed_or_oversized_values_block_release_changes() {
         let plan = w.plan();
         assert_eq!(plan.action, Action::Nothing);
         assert_eq!(ready(&plan), (Truth::True, reason::INSTALLED));
-        let error = plan.state.error.unwrap();
-        assert_eq!(
-            (error.truth, error.reason.as_str()),
-            (Truth::True, expected_reason)
-        );
+        assert_eq!(error(&plan), (Truth::True, expected_reason));
         w.revisions.push(w.own_revision(2, Status::Failed));
         assert_eq!(w.action(), Action::Nothing);
         // The Tenant can still be deleted.
