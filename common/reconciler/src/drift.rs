@@ -4,7 +4,7 @@
 //! difference between the response and the live object is the drift. Fields that Helm does not set and the
 //! notation of values make no difference.
 //!
-//! Findings, ignore rules, limits and messages are pure functions. Only `look` sends requests to the API server.
+//! Findings, ignore rules, limits and messages are pure functions. Only `check` and `schedule` send requests.
 
 pub(crate) mod check;
 pub(crate) mod difference;
