@@ -70,11 +70,10 @@ impl Cluster {
 
     /// The server's treatment of a request.
     fn health_for(&self, request: &Request<Bytes>) -> &Health {
-        let is_affected = self.scope.matches(request.method(), request.uri().path());
-        if is_affected {
-            &self.health
-        } else {
-            &Health::Up
+        match &self.health {
+            Health::Up => &Health::Up,
+            health if self.scope.matches(request.method(), request.uri().path()) => health,
+            _ => &Health::Up,
         }
     }
 

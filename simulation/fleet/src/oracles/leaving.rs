@@ -108,10 +108,10 @@ impl Oracle for DismissedMemberStaysAway {
             && [SYSTEM_NAMESPACE, UNTRUSTED_NAMESPACE].contains(&key.namespace.as_str());
         let is_member = key.resource == "edgeclusters";
         let is_gone = change.after.as_deref().is_none_or(is_terminating);
-        let crd_exists = view.has_crd(HOME, &format!("edgeclusters.{GROUP}"));
+        let crd_exists = || view.has_crd(HOME, &format!("edgeclusters.{GROUP}"));
         if change.by == PEOPLE && (is_source_secret || is_member && !is_gone) {
             self.dismissed.remove(&key.name);
-        } else if change.by == PEOPLE && is_member && crd_exists {
+        } else if change.by == PEOPLE && is_member && crd_exists() {
             self.dismissed.insert(key.name.clone());
         }
         let is_return = is_product(&change.by) && is_member && change.before.is_none();
