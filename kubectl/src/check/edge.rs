@@ -91,8 +91,8 @@ async fn connections(bundle: &JoinBundle, env: Env<'_>) -> Vec<Line> {
         Attempt {
             address,
             proxy: network.proxy(address).map(|proxy| {
-                let host = proxy.uri.host().unwrap_or_default();
-                format!("{host}:{}", proxy.uri.port_u16().unwrap_or(80))
+                let host = proxy.uri().host().unwrap_or_default();
+                format!("{host}:{}", proxy.uri().port_u16().unwrap_or(80))
             }),
             result: Box::pin(opening).await.map(drop),
         }

@@ -1,6 +1,5 @@
 //! Errors of a chart fetch. Every message names the repository, the chart, the version and the fix.
 
-use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
