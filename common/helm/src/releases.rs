@@ -432,18 +432,18 @@ pub fn pack(json: &[u8]) -> io::Result<Vec<u8>> {
 
 /// Returns the workloads in a manifest. Skips invalid documents, because Helm has already applied them.
 fn workloads(manifest: &str, namespace: &str) -> Vec<Workload> {
-    let mut objects = Vec::new();
+    let (mut workloads, mut objects) = (Vec::new(), Vec::new());
     for document in documents(manifest) {
         // Parsing is expensive, and most documents have other kinds.
         let mut kinds = WorkloadKind::ALL.iter();
         if kinds.any(|kind| document.contains(kind.as_str())) {
             manifest::read_document(&document, &mut objects);
+            // Parsed objects take several times their text, so hold those of one document only.
+            let in_document = objects.drain(..);
+            workloads.extend(in_document.filter_map(|object| workload(&object, namespace)));
         }
     }
-    let workloads = objects
-        .iter()
-        .filter_map(|object| workload(object, namespace));
-    workloads.collect()
+    workloads
 }
 
 fn documents(manifest: &str) -> Vec<String> {
