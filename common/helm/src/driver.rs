@@ -113,7 +113,7 @@ struct RunParams<'a> {
 }
 
 impl<'a> RunParams<'a> {
-    /// Returns the parameters of a run without secrets and output that a soft stop ends.
+    /// Returns the parameters of a run that a soft stop ends. It has no secrets and keeps no output.
     fn new(verb: &'static str, release: &'a str, timeout: Duration) -> Self {
         Self {
             verb,
