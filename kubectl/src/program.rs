@@ -29,7 +29,7 @@ impl Program {
         }
     }
 
-    /// Name of its chart, of the release of that, and of its container there.
+    /// Name of its chart, of its Helm release, and of its container there.
     pub(crate) fn container(self) -> &'static str {
         match self {
             Self::Hub => "krypton-hub",
