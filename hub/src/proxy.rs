@@ -442,14 +442,16 @@ impl Proxy {
                     if changed.is_err() { break Some(Break(())) }
                     let permit = inputs.permit.get_and_update();
                     if !(self.is_recorded_cluster(connection, &permit) && permit.may_act) { break None }
-                    if !run.may_continue(inputs, shared.grace, &lease_goal) { break None }
+                    if !run.may_continue(inputs, permit.hub_acts, shared.grace, &lease_goal) { break None }
                 }
                 changed = inputs.presence.changed() => {
                     if changed.is_err() { break Some(Break(())) }
-                    if !run.may_continue(inputs, shared.grace, &lease_goal) { break None }
+                    let hub_acts = inputs.permit.get().hub_acts;
+                    if !run.may_continue(inputs, hub_acts, shared.grace, &lease_goal) { break None }
                 }
                 () = clock::sleep_until(run.recheck_at, BootTime::now()) => {
-                    if !run.may_continue(inputs, shared.grace, &lease_goal) { break None }
+                    let hub_acts = inputs.permit.get().hub_acts;
+                    if !run.may_continue(inputs, hub_acts, shared.grace, &lease_goal) { break None }
                 }
             }
         };
@@ -545,16 +547,16 @@ struct ReconcilerRun {
 }
 
 impl ReconcilerRun {
-    /// Returns whether this run can continue with the current inputs. An observing run may start to act with its
+    /// Returns whether this run can continue with the current presence. An observing run may start to act with its
     /// knowledge of the Lease, but an acting run cannot return to observing.
     fn may_continue(
         &mut self,
         inputs: &mut ProxyInputs,
+        hub_acts: bool,
         grace: Duration,
         lease_goal: &watch::Sender<LeaseGoal>,
     ) -> bool {
         let presence = inputs.presence.get_and_update();
-        let hub_acts = inputs.permit.get().hub_acts;
         let (next, recheck_at) = permitted_role(presence, hub_acts, grace, BootTime::now());
         self.recheck_at = recheck_at;
         match (self.role, next) {
