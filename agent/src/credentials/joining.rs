@@ -156,7 +156,7 @@ async fn join_once(
     })
 }
 
-/// Repeats an access to the stored identity until it succeeds. Returns `None` if the agent stops first.
+/// Repeats an access to the stored identity while its error may pass. Returns `None` if the agent stops first.
 async fn retry_identity<T, F: Future<Output = Result<T, IdentityError>>>(
     stop: &CancellationToken,
     access: impl Fn() -> F,
