@@ -4,7 +4,8 @@
 //! crate nor that Helm is a process.
 //!
 //! Modules import in this order: `app` → `agent_server`, `edgecluster`, `tenants`, `deployments`, `observe` → `proxy` →
-//! `ca`, `discovery`, `chart` → `members` → `home_events`, `notify` → `leader`, `home`, `args`.
+//! `ca`, `discovery`, `chart` → `members` → `home_events`, `notify` → `leader`, `home`, `args`. Only `args` also names
+//! types of `discovery` and `chart`.
 
 pub mod agent_server;
 pub mod app;
