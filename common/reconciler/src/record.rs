@@ -245,8 +245,10 @@ mod tests {
             assert_eq!(result.action, RecordAction::Record, "{codes:?}");
             let reason = result.ownerless_reason;
             assert_eq!(reason.is_some(), expected_reason.is_some(), "{codes:?}");
-            let expected_reason = expected_reason.unwrap_or_default();
-            assert!(reason.is_none_or(|reason| reason.starts_with(expected_reason)));
+            if let (Some(reason), Some(expected)) = (reason, expected_reason) {
+                let is_expected = reason.starts_with(expected) && reason.contains("refused");
+                assert!(is_expected, "{reason}");
+            }
             assert_eq!(owners, expected_owners, "{codes:?}");
         }
         let (result, owners) = save_to([404, 403, 403]).await;
