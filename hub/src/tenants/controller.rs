@@ -296,7 +296,7 @@ impl TenantStore {
         self.enqueue(affected);
     }
 
-    /// Returns the placement step for a Tenant, and its condition `Placed`.
+    /// Returns the decision on the placement of a Tenant.
     fn placement(
         &self,
         key: &TenantKey,
