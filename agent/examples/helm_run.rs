@@ -47,7 +47,7 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> Result<()
     };
     let helm = Helm::new(config).await?;
     let (handle, stop) = StopHandle::new();
-    handle.permit(BootTime(BootTime::now().0 + permit));
+    handle.permit(BootTime::now() + permit);
     let uninstall = Uninstall {
         kubeconfig: PathBuf::from("/nowhere"),
         release: "small".to_owned(),

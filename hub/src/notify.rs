@@ -351,7 +351,7 @@ mod tests {
         let report = |truth| TenantReport::new(1, ConditionState::new(truth, "Reason", ""));
         let taken = || {
             let term = state.leader.term_since()?;
-            let later = BootTime(BootTime::now().0 + 2 * changes::SETTLE);
+            let later = BootTime::now() + 2 * changes::SETTLE;
             let change = state.changes().take(term, later)?;
             Some((change.from.into_owned(), change.to.into_owned()))
         };

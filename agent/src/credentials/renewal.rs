@@ -175,7 +175,7 @@ impl CertificateRenewer {
         };
         let now = BootTime::now();
         self.times.requested_renewal = announcement.renew_within.map(|delay| {
-            let due = BootTime(now.0 + delay.mul_f64(chance::random()));
+            let due = now + delay.mul_f64(chance::random());
             // A repeated request must not postpone the renewal.
             self.times
                 .requested_renewal
@@ -230,12 +230,12 @@ impl CertificateRenewer {
     /// Returns the time of the next attempt.
     fn after_failure(&mut self, retry_max: Duration) -> BootTime {
         self.failures += 1;
-        BootTime(BootTime::now().0 + backoff(self.failures, retry_max, chance::random()))
+        BootTime::now() + backoff(self.failures, retry_max, chance::random())
     }
 
     async fn read_stored(&mut self) {
         let pause = STORED_READ_INTERVAL.mul_f64(0.5 + chance::random::<f64>() / 2.0);
-        self.times.earliest_read = BootTime(BootTime::now().0 + pause);
+        self.times.earliest_read = BootTime::now() + pause;
         let stored = match self.store.read().await {
             Ok(Some(stored)) => stored,
             Ok(None) => return,

@@ -73,7 +73,7 @@ impl ReconnectBackoff {
         let pause = pause.min(DRAIN_DELAY_MAX);
         let pause = pause + (pause / 2 + DELAY_MIN).mul_f64(jitter.clamp(0.0, 1.0));
         *self = Self {
-            lost_at: was_stable.then_some(BootTime(now.0 + pause)),
+            lost_at: was_stable.then_some(now + pause),
             ..Self::default()
         };
         pause
@@ -92,7 +92,7 @@ mod tests {
     const NOW: BootTime = BootTime(Duration::from_secs(1000));
 
     fn after_now(by: Duration) -> BootTime {
-        BootTime(NOW.0 + by)
+        NOW + by
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         backoff.record_welcome(NOW);
         backoff.after_failure(ended_at, 1.0);
         assert_eq!(
-            backoff.after_failure(BootTime(ended_at.0 + FAST_RETRY_PERIOD), 1.0),
+            backoff.after_failure(ended_at + FAST_RETRY_PERIOD, 1.0),
             DELAY_MAX
         );
         backoff.record_welcome(NOW);
@@ -197,7 +197,7 @@ mod tests {
                 NOW
             };
             let pause = backoff.after_drain(now, requested, 0.0);
-            let reconnected_at = BootTime(now.0 + pause);
+            let reconnected_at = now + pause;
             assert_eq!(backoff.after_failure(reconnected_at, 1.0), DELAY_MIN * 2);
             assert_eq!(backoff.after_failure(reconnected_at, 1.0), DELAY_MIN * 4);
             assert_eq!(backoff.after_failure(reconnected_at, 1.0), third_delay);

@@ -259,7 +259,7 @@ impl ChartCache {
                 let error = Arc::new(ChartError::new(&to_load, problem));
                 let backoff = backoff(failures, chance::random::<f64>());
                 let since = BootTime::now();
-                let until = BootTime(since.0 + backoff);
+                let until = since + backoff;
                 // A failed fetch of a deleted file does not replace an entry that succeeded before.
                 if !matches!(*state, EntryState::Loaded(..)) {
                     *state = EntryState::Failed {

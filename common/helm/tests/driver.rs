@@ -318,7 +318,7 @@ async fn kill_ends_process_group_and_blocks_new_runs() {
     let (handle, stop) = StopHandle::new();
     let kill = || {
         handle.kill();
-        handle.permit(BootTime(BootTime::now().0 + TEST_TIMEOUT));
+        handle.permit(BootTime::now() + TEST_TIMEOUT);
     };
     let (result, output) = upgrade_while(&stage, &helm, &stop, kill).await;
     assert!(matches!(result, Err(HelmError::Stopped)), "{result:?}");
@@ -428,8 +428,8 @@ async fn run_continues_when_its_permit_is_extended() {
     let stage = Stage::new("exec 3>pipe\necho started >&3\nsleep 6\necho done >&3").await;
     let helm = stage.helm().await;
     let (handle, stop) = StopHandle::new();
-    handle.permit(BootTime(BootTime::now().0 + Duration::from_secs(5)));
-    let extend = || handle.permit(BootTime(BootTime::now().0 + TEST_TIMEOUT));
+    handle.permit(BootTime::now() + Duration::from_secs(5));
+    let extend = || handle.permit(BootTime::now() + TEST_TIMEOUT);
     let (result, output) = upgrade_while(&stage, &helm, &stop, extend).await;
     result.unwrap();
     assert_eq!(output, "done\n");

@@ -60,7 +60,7 @@ pub fn proxy_role(
         Presence::Never => (ProxyRole::Act, None),
         Presence::Ready => (ProxyRole::Idle, None),
         Presence::Away(since) => {
-            let at = |pause| Some(BootTime(since.0 + pause));
+            let at = |pause: Duration| Some(since + pause);
             // A session that reconnects within seconds changes nothing.
             match now.since(since) {
                 away if away >= grace => (ProxyRole::Act, None),

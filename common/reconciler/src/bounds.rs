@@ -50,7 +50,7 @@ impl WatchBounds {
         let cut_off = CutOffError::stored(index.exceeded_bound(waiting)?);
         on_excess(&cut_off);
         index.clear_watched();
-        self.restart_at = Some(BootTime(now.0 + RESTART_PAUSE));
+        self.restart_at = Some(now + RESTART_PAUSE);
         Some(cut_off.to_string())
     }
 
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(index.exceeded_bound(0), None);
         bounds.apply(&client, &mut watches, &mut None, now);
         assert_eq!((watches.len(), bounds.has_ended_watches()), (0, true));
-        let later = BootTime(now.0 + RESTART_PAUSE);
+        let later = now + RESTART_PAUSE;
         assert_eq!(bounds.wake(), Some(later));
         bounds.apply(&client, &mut watches, &mut None, later);
         assert_eq!((watches.len(), bounds.has_ended_watches()), (6, false));

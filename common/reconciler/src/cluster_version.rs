@@ -32,7 +32,7 @@ impl ClusterVersion {
 
     /// Starts a query.
     pub(super) fn query(&mut self, client: &Client, now: BootTime) {
-        self.due = BootTime(now.0 + QUERY_PAUSE);
+        self.due = now + QUERY_PAUSE;
         let client = client.clone();
         self.queries.spawn(async move {
             let version = call("reading /version", client.apiserver_version()).await;

@@ -406,7 +406,7 @@ impl SimulatedMember {
     fn start_run(&mut self, index: usize) {
         let now = self.boot(index);
         let (stop_handle, stop_signal) = StopHandle::new();
-        let ready_at = BootTime(now.0 + self.random_seconds(3));
+        let ready_at = now + self.random_seconds(3);
         let name = self.processes[index].holder();
         self.processes[index].run = Some(ReconcilerRun {
             state_machine: LeaseStateMachine::new(name, LeaseTimes::MEMBER),
@@ -439,7 +439,7 @@ impl SimulatedMember {
             }
             run.lease_state.clone_from(run.state_machine.state());
             if run.pending.is_none() {
-                run.next_round = BootTime(now.0 + run.state_machine.pause(run.goal, now));
+                run.next_round = now + run.state_machine.pause(run.goal, now);
             }
         } else if now >= run.next_round && run.stopping.is_none() {
             let call = run.state_machine.start_round(run.goal, now, wall);
@@ -461,7 +461,7 @@ impl SimulatedMember {
             None => match run.starting {
                 None if run.lease_state.may_start(now) && run.stop_signal.is_open() => {
                     // Two API requests with a deadline of 10 s each come first.
-                    run.starting = Some(BootTime(now.0 + self.random_seconds(20)));
+                    run.starting = Some(now + self.random_seconds(20));
                 }
                 Some(at) if now >= at => {
                     run.starting = None;
@@ -471,7 +471,7 @@ impl SimulatedMember {
                         run.helm = Some(Helm {
                             until: stop_requests.until(),
                             stop_requests,
-                            ends: BootTime(now.0 + duration),
+                            ends: now + duration,
                         });
                         self.log_line(format_args!("{index}: starts helm"));
                     }

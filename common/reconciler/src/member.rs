@@ -227,7 +227,7 @@ impl Reconciler {
             Some(_) => self.crd_failures + 1,
         };
         let pause = CRD_PAUSE.max(retry_pause(self.crd_failures, CRD_RETRY_MAX));
-        self.crd_not_before = BootTime(now.0 + pause);
+        self.crd_not_before = now + pause;
         let is_current = round.problem.is_none() && self.index.crd() == Some(CrdState::Present);
         self.crd_problem.clone_from(&round.problem);
         if let Some(problem) = round.problem {

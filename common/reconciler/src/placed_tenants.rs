@@ -231,7 +231,7 @@ impl PlacedTenants {
             Ok(done) => done,
             Err(error) => {
                 tracing::error!(%error, member = %runner.member.name, tenant = %key, "placing a Tenant panicked");
-                let again = Outcome::Again(BootTime(now.0 + runner.member.retry_max));
+                let again = Outcome::Again(now + runner.member.retry_max);
                 queue.done(&key, again, now, 0.0);
                 return BTreeSet::new();
             }

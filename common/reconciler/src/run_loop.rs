@@ -294,7 +294,7 @@ impl Reconciler {
         let expiry = [self.lease_state.get().renewed, Some(self.last_response())]
             .into_iter()
             .flatten()
-            .map(|time| BootTime(time.0 + NO_NEW_RUNS_AFTER))
+            .map(|time| time + NO_NEW_RUNS_AFTER)
             .filter(|at| *at > now)
             .min();
         let crd = (self.permitted && !self.crd_checked).then_some(self.crd_not_before);

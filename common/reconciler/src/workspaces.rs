@@ -170,7 +170,7 @@ impl Workspaces {
             Err(error) => {
                 tracing::error!(%error, member = %member.name, namespace = name,
                     "the write of a workspace panicked");
-                Outcome::Again(BootTime(now.0 + member.retry_max))
+                Outcome::Again(now + member.retry_max)
             }
         };
         self.queue.done(&name, outcome, now, chance::random());

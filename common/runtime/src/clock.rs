@@ -1,6 +1,6 @@
 //! Clocks of the system. Only code at the I/O boundary reads them.
 
-use std::ops::Add;
+use std::ops::{Add, AddAssign};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -30,6 +30,12 @@ impl Add<Duration> for BootTime {
 
     fn add(self, duration: Duration) -> Self {
         Self(self.0 + duration)
+    }
+}
+
+impl AddAssign<Duration> for BootTime {
+    fn add_assign(&mut self, duration: Duration) {
+        self.0 += duration;
     }
 }
 

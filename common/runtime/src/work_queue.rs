@@ -176,7 +176,7 @@ impl<K: Ord + Clone> WorkQueue<K> {
             Outcome::Conflict | Outcome::Failed => entry.failures.saturating_add(1),
             Outcome::Done | Outcome::Again(_) | Outcome::Wrote => 0,
         };
-        let after = |pause: Duration| BootTime(now.0 + pause);
+        let after = |pause: Duration| now + pause;
         entry.not_before = match outcome {
             Outcome::Done => entry.not_before,
             Outcome::Again(at) => entry.not_before.max(at),

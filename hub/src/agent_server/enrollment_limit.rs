@@ -118,7 +118,7 @@ fn take(
         every,
     } = key.limit();
     let current = restored_at.get(&key).copied().unwrap_or_default().max(now);
-    let next = BootTime(current.0 + every);
+    let next = current + every;
     let wait = next.since(now).saturating_sub(every * burst);
     if !wait.is_zero() {
         return Err(LimitExceeded { caller, wait });

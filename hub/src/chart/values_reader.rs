@@ -119,13 +119,13 @@ impl ValuesReader {
                     Ok(()) if forbidden.is_empty() => failures = 0,
                     Ok(()) if retry_forbidden_at <= now => {
                         failures += 1;
-                        retry_forbidden_at = BootTime(now.0 + pause);
+                        retry_forbidden_at = now + pause;
                     }
                     Ok(()) => {}
                     Err(error) => {
                         log_failure(&error);
                         failures += 1;
-                        not_before = BootTime(now.0 + pause);
+                        not_before = now + pause;
                     }
                 }
                 self.readings.send_if_changed(Arc::new(readings.clone()));

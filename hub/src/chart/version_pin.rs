@@ -342,8 +342,8 @@ impl PinnedVersion {
         let mut last_term = None;
         loop {
             let start = BootTime::now();
-            let next = self.next.map(|pause| BootTime(start.0 + pause));
-            let standby_check = BootTime(start.0 + with_jitter(STANDBY_INTERVAL));
+            let next = self.next.map(|pause| start + pause);
+            let standby_check = start + with_jitter(STANDBY_INTERVAL);
             let due = async {
                 loop {
                     let now = BootTime::now();

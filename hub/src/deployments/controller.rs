@@ -171,7 +171,7 @@ pub(crate) async fn run(
             is_decision_due = next_start.is_some();
             // As in the fleet's loop: pause for as long as the decisions took, so other tasks can run.
             let ended = BootTime::now();
-            pause_ends = BootTime(ended.0 + DECIDE_EVERY.max(ended.since(now)));
+            pause_ends = ended + DECIDE_EVERY.max(ended.since(now));
             decide_at = next_start.map_or(pause_ends, |next_start| next_start.max(pause_ends));
             tokio::task::yield_now().await;
         }
@@ -196,7 +196,7 @@ pub(crate) async fn run(
             () = clock::sleep_until(due, now) => {}
         }
         if changed {
-            let soon = pause_ends.max(BootTime(now.0 + DECIDE_EVERY));
+            let soon = pause_ends.max(now + DECIDE_EVERY);
             (is_decision_due, decide_at) = (true, decide_at.min(soon));
         }
     }
@@ -384,7 +384,7 @@ impl DeploymentStore {
                 let event = ObjectEvent::warning("CrdOutdated", CRD_OUTDATED);
                 record_events(&entry.object, vec![event], recorder);
             }
-            self.crd_outdated_until = Some(BootTime(BootTime::now().0 + CRD_RETRY));
+            self.crd_outdated_until = Some(BootTime::now() + CRD_RETRY);
         }
         if let Some(object) = &result.object {
             record_events(object, result.events, recorder);
@@ -465,7 +465,7 @@ fn recorded_placements(object: &KryptonDeployment) -> &[Placement] {
 }
 
 fn retry_time() -> BootTime {
-    BootTime(BootTime::now().0 + AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>()))
+    BootTime::now() + AFTER_FAILURE.mul_f64(0.5 + chance::random::<f64>())
 }
 
 #[cfg(test)]

@@ -255,7 +255,7 @@ mod tests {
         let begin = BootTime::now();
         let mut now = begin;
         for _ in 0..TENANTS_MAX / REPORTS_PER_MESSAGE {
-            now = BootTime(now.0 + member.charge_reports(now, largest));
+            now += member.charge_reports(now, largest);
         }
         let took = now.since(begin);
         assert!(took < Duration::from_secs(3), "{took:?}");
@@ -264,7 +264,7 @@ mod tests {
             let waits = (0..SESSIONS_MAX).map(|_| member.charge_reports(now, largest));
             let longest = waits.max().unwrap_or_default();
             assert!(longest < HEARTBEAT, "{longest:?}");
-            now = BootTime(now.0 + longest);
+            now += longest;
         }
         let messages = TENANTS_MAX / REPORTS_PER_MESSAGE + 100 * SESSIONS_MAX;
         let earned = messages as u64 * largest - REPORT_RATE.burst;
@@ -277,11 +277,11 @@ mod tests {
         let mut now = BootTime::now();
         // A thousand Tenants at the start of a session, then ten changes a second, each in its own message.
         for _ in 0..5 {
-            now = BootTime(now.0 + member.charge_reports(now, MESSAGE_COST + 200));
+            now += member.charge_reports(now, MESSAGE_COST + 200);
         }
-        now = BootTime(now.0 + Duration::from_secs(1));
+        now += Duration::from_secs(1);
         for _ in 0..100_000 {
-            now = BootTime(now.0 + Duration::from_millis(100));
+            now += Duration::from_millis(100);
             assert_eq!(member.charge_reports(now, MESSAGE_COST + 1), Duration::ZERO);
         }
     }

@@ -159,7 +159,7 @@ impl Changes {
             None if !self.has_room_for(subject) => return false,
             None => {
                 let is_last = subject.kind == Kind::Tenant;
-                let at = BootTime(now.0 + SETTLE);
+                let at = now + SETTLE;
                 (Due { is_last, at }, StateName::default())
             }
         };
@@ -235,7 +235,7 @@ impl Changes {
         match self.pending.get_mut(&key) {
             Some((_, newer)) => newer.from = change.from,
             None => {
-                let at = BootTime(now.0 + SETTLE);
+                let at = now + SETTLE;
                 self.insert_pending(Due { is_last: true, at }, change);
             }
         }

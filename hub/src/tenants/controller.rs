@@ -184,7 +184,7 @@ pub async fn run(
     let mut next_crd_read = BootTime::default();
     let mut last_term = None;
     // Until then, members may still be connecting.
-    let mut startup_grace_until = Some(BootTime(BootTime::now().0 + START_GRACE));
+    let mut startup_grace_until = Some(BootTime::now() + START_GRACE);
     loop {
         let now = BootTime::now();
         let leading = lead.may_write(now);
@@ -196,7 +196,7 @@ pub async fn run(
         }
         if leading && last_term != leader_term {
             // Another hub may have written in the interim. Treat the recorded status as after a restart.
-            startup_grace_until = Some(BootTime(now.0 + START_GRACE));
+            startup_grace_until = Some(now + START_GRACE);
             store.reset_memory();
             last_term = leader_term;
         }
@@ -210,7 +210,7 @@ pub async fn run(
             && now >= next_crd_read
             && let Some(unverified) = store.planner.take_unverified()
         {
-            next_crd_read = BootTime(now.0 + MIN_WRITE_INTERVAL);
+            next_crd_read = now + MIN_WRITE_INTERVAL;
             crd_reads.spawn(read_crd(client.clone(), unverified, settings.self_cluster));
         }
         let must_read_crd = store.planner.has_unverified() && crd_reads.is_empty();
@@ -345,8 +345,7 @@ impl TenantStore {
             let Some(epoch) = lead.epoch_for_write(recorded.and_then(|status| status.hub_epoch))
             else {
                 // A later leader wrote it. Check it again under a later epoch.
-                self.queue
-                    .add_at(key, BootTime(now.boot.0 + MIN_WRITE_INTERVAL));
+                self.queue.add_at(key, now.boot + MIN_WRITE_INTERVAL);
                 continue;
             };
             let (view, scanned) = reported_view(reports, &key, &tenant, &entry.memory, now.boot);
@@ -386,7 +385,7 @@ impl TenantStore {
             if write.is_some() {
                 self.queue.start(key.clone());
             }
-            let not_before = BootTime(now.boot.0 + pause.max(scan_pause));
+            let not_before = now.boot + pause.max(scan_pause);
             self.queue.delay(key.clone(), not_before);
             if let Some(due) = decision.due {
                 self.queue.add_at(key.clone(), due);

@@ -75,7 +75,7 @@ impl HomeSimulation {
 
     /// Decides and writes every Tenant that is due; returns the number of decisions.
     pub fn reconcile(&mut self) -> u64 {
-        self.now = BootTime(self.now.0 + STEP);
+        self.now += STEP;
         let settings = settings();
         let dirty = self.reports.take_dirty(self.now);
         self.store.mark_affected(dirty, &self.reports, &settings);

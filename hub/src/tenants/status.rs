@@ -269,7 +269,7 @@ impl<'a> MemberRoles<'a> {
                 // Kept until the hub has read the status back without the condition.
                 self.departing.insert(name.to_owned(), since);
                 if now.boot.since(since) < DEPARTURE_GRACE {
-                    let end = BootTime(since.0 + DEPARTURE_GRACE);
+                    let end = since + DEPARTURE_GRACE;
                     self.due = Some(self.due.map_or(end, |due| due.min(end)));
                     let state = ready_only(Truth::Unknown, reason, message);
                     self.members.departed.insert(name.to_owned(), state);

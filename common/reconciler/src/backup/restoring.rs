@@ -139,7 +139,7 @@ async fn restore_one(
     }
     tenant.failures += 1;
     let pause = backoff(tenant.failures, RETRY_MAX, chance::random());
-    tenant.not_before = BootTime(BootTime::now().0 + pause);
+    tenant.not_before = BootTime::now() + pause;
     Some(UnrestoredTenant { problem, ..tenant })
 }
 

@@ -54,10 +54,10 @@ impl Default for CheckQueue {
 impl CheckQueue {
     /// Schedules a check within an interval, unless one is already scheduled.
     fn add(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
-        let soon = BootTime(now.0 + interval.mul_f64(1.2));
+        let soon = now + interval.mul_f64(1.2);
         let is_scheduled = self.queue.due_at(key).is_some_and(|at| at <= soon);
         if self.next.as_ref() != Some(key) && !is_scheduled {
-            let at = BootTime(now.0 + interval.mul_f64(chance));
+            let at = now + interval.mul_f64(chance);
             self.queue.add_at(key.clone(), at);
         }
     }
@@ -65,7 +65,7 @@ impl CheckQueue {
     /// A check starts. The next one follows after an interval, plus or minus a fifth.
     fn reschedule(&mut self, key: &OwnerKey, interval: Duration, now: BootTime, chance: f64) {
         self.remove(key);
-        let at = BootTime(now.0 + interval.mul_f64(0.8 + 0.4 * chance));
+        let at = now + interval.mul_f64(0.8 + 0.4 * chance);
         self.queue.add_at(key.clone(), at);
     }
 

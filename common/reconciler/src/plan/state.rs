@@ -512,10 +512,10 @@ fn rollout<'a>(view: &View<'a>, newest: &Revision) -> Rollout<'a> {
     // After a restart, the time starts again. A longer wait is the safe choice.
     let ended = memory.applied.as_ref().map(|applied| applied.ended);
     let started = ended.or(memory.known_since).unwrap_or(view.now);
-    let deadline = BootTime(started.0 + view.policy.helm_timeout);
+    let deadline = started + view.policy.helm_timeout;
     // Keep the first message for a while. Most releases become ready before a user reads another one, and each message
     // costs a status write.
-    let quiet_until = BootTime(started.0 + QUIET);
+    let quiet_until = started + QUIET;
     match view.now < deadline {
         true => Rollout::Waiting {
             run,
@@ -542,6 +542,6 @@ fn locked<'a>(view: &View<'_>, newest: &'a Revision) -> ReleaseState<'a> {
     }
     ReleaseState::Locked {
         newest,
-        until: BootTime(since.0 + grace),
+        until: since + grace,
     }
 }

@@ -104,7 +104,7 @@ impl World {
 
     /// Returns the time after so many seconds.
     fn after(&self, seconds: u64) -> BootTime {
-        BootTime(self.now.0 + Duration::from_secs(seconds))
+        self.now + Duration::from_secs(seconds)
     }
 
     fn annotate(&mut self, annotation: &str, value: &str) {

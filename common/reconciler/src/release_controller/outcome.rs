@@ -47,7 +47,7 @@ impl Reconciler {
             None => {
                 tracing::error!(member = %self.member.name, "waiting for Helm failed");
                 let state = self.owner_states.entry(key.clone()).or_default();
-                state.hold(waiting.attempt, BootTime(now.0 + self.member.retry_max));
+                state.hold(waiting.attempt, now + self.member.retry_max);
             }
         }
         self.owners_changed([key].into());
@@ -69,7 +69,7 @@ impl Reconciler {
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "action panicked");
                 if let Some(state) = self.owner_states.get_mut(key) {
-                    let until = BootTime(now.0 + self.member.retry_max);
+                    let until = now + self.member.retry_max;
                     state.panicked(action.attempt.clone(), until);
                 }
             }
@@ -172,7 +172,7 @@ impl Reconciler {
                 let pause = CONFLICT_PAUSE * (1 << state.conflicts.min(4));
                 let pause = pause.mul_f64(1.0 + chance::random::<f64>());
                 state.conflicts += 1;
-                state.not_before = Some(BootTime(now.0 + pause));
+                state.not_before = Some(now + pause);
             }
             ActionError::Transient(problem) | ActionError::Refused(problem) => {
                 let previous = state.memory.refusal.take();
@@ -183,7 +183,7 @@ impl Reconciler {
                     1
                 };
                 let pause = backoff(state.failures, self.member.retry_max, chance::random());
-                let retry_at = BootTime(now.0 + pause);
+                let retry_at = now + pause;
                 let shown = is_refused || state.failures >= SHOWN_AFTER;
                 // Write the condition now, unless the API server refuses the status itself.
                 if is_report_only || !shown {
@@ -242,7 +242,7 @@ impl Reconciler {
             true => cap,
             false => backoff(attempts, cap, chance::random()),
         };
-        let retry_at = BootTime(now.0 + pause);
+        let retry_at = now + pause;
         tracing::warn!(member = %self.member.name, reason, problem = %message,
             attempts, retry_in_seconds = pause.as_secs(), "action failed; retrying");
         // The report of this failure may be a write, too. A given-up release must not start again because of it.

@@ -18,7 +18,7 @@ pub(crate) fn not_before(
     now: BootTime,
 ) -> Option<BootTime> {
     let (previous, at) = reported?;
-    let earliest = BootTime(at.0 + PAUSE);
+    let earliest = at + PAUSE;
     (previous != next && differ_only_in_messages(previous, next) && now < earliest)
         .then_some(earliest)
 }

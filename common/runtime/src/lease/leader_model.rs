@@ -274,11 +274,11 @@ impl Model {
                 ..
             }) => match machine.handle_response(goal, response, (at, now), wall) {
                 Some(request) => (Some(self.send(index, request)), next),
-                None => (None, BootTime(now.0 + machine.pause(goal, now))),
+                None => (None, now + machine.pause(goal, now)),
             },
             Some(pending) if now.since(pending.at) >= TIMES.call_timeout => {
                 machine.handle_error("no answer".to_owned(), now);
-                (None, BootTime(now.0 + machine.pause(goal, now)))
+                (None, now + machine.pause(goal, now))
             }
             pending => (pending, next),
         };

@@ -54,7 +54,7 @@ impl LeaseState {
 
     /// Returns the time limit of runs, or `None` if the limit has passed.
     pub fn runs_until(&self, now: BootTime) -> Option<BootTime> {
-        let until = BootTime(self.renewed?.0 + KILL_AFTER);
+        let until = self.renewed? + KILL_AFTER;
         (now < until).then_some(until)
     }
 }

@@ -170,7 +170,7 @@ impl ProfileState {
         if rebuild_due.is_some_and(|at| at <= now) {
             return DueWork::Rebuild;
         }
-        let interval_end = self.last_run.map(|last| BootTime(last.0 + MIN_INTERVAL));
+        let interval_end = self.last_run.map(|last| last + MIN_INTERVAL);
         let allowed = self.not_before.max(interval_end.unwrap_or_default());
         let run_due = run_due.map(|at| at.max(allowed));
         if run_due.is_some_and(|at| at <= now) {
@@ -203,7 +203,7 @@ impl ProfileState {
             Err(problem) => {
                 self.failed_runs = self.failed_runs.saturating_add(1);
                 let pause = backoff(self.failed_runs, RETRY_MAX, jitter).max(MIN_INTERVAL);
-                self.not_before = BootTime(now.0 + pause);
+                self.not_before = now + pause;
                 self.failure = Some(problem);
             }
         }
@@ -220,8 +220,7 @@ impl ProfileState {
             Ok(working) => self.replace_access(working),
             Err(problem) => {
                 self.failed_rebuilds = self.failed_rebuilds.saturating_add(1);
-                self.rebuild_at =
-                    BootTime(now.0 + backoff(self.failed_rebuilds, RETRY_MAX, jitter));
+                self.rebuild_at = now + backoff(self.failed_rebuilds, RETRY_MAX, jitter);
                 self.failure = Some(problem);
             }
         }
@@ -233,12 +232,12 @@ impl ProfileState {
             if self.rejected {
                 self.unchanged_runs = self.unchanged_runs.saturating_add(1);
                 let pause = backoff(self.unchanged_runs, RETRY_MAX, jitter).max(MIN_INTERVAL);
-                self.not_before = BootTime(now.0 + pause);
+                self.not_before = now + pause;
             }
         } else {
             self.unchanged_runs = 0;
             if previous.is_some() {
-                self.grace_until = BootTime(now.0 + TOKEN_REREAD);
+                self.grace_until = now + TOKEN_REREAD;
             }
         }
         self.replace_access(working);

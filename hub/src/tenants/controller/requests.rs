@@ -152,7 +152,7 @@ impl TenantStore {
                 // The next step writes no status, so the throttle does not apply. A user waits for it.
                 Some(_) if !has_placed_finalizer(object) => self.queue.reset(&key),
                 Some(_) => {}
-                None => self.record_dropped_until = Some(BootTime(now.0 + RECORD_RETRY)),
+                None => self.record_dropped_until = Some(now + RECORD_RETRY),
             }
         }
         // Otherwise, the watch has delivered a newer object.

@@ -307,10 +307,10 @@ fn expired_grace_affects_only_that_members_tenants() {
     let mut fleet = HomeSimulation::new(3, 2);
     let started_at = fleet.now;
     fleet.reports.begin_full_report(&member(1), started_at);
-    let grace_end = BootTime(started_at.0 + START_GRACE);
+    let grace_end = started_at + START_GRACE;
     assert_eq!(fleet.reports.next_grace_end(), Some(grace_end));
     assert_eq!(fleet.reconcile(), 2);
-    fleet.now = BootTime(fleet.now.0 + START_GRACE);
+    fleet.now += START_GRACE;
     assert_eq!(fleet.reconcile(), 2);
     assert_eq!(fleet.reports.next_grace_end(), None);
     let entry = &fleet.store.entries[&simulated_key(1, 0)];
@@ -324,7 +324,7 @@ fn looking_at_many_tenants_yields_to_others() {
     let mut fleet = HomeSimulation::new(STEPS_MAX / 100 + 2, 100);
     fleet.store.enqueue_all();
     let mut rounds = 0;
-    let now = now(BootTime(fleet.now.0 + MIN_WRITE_INTERVAL));
+    let now = now(fleet.now + MIN_WRITE_INTERVAL);
     loop {
         let previous = fleet.store.decisions;
         let next = next_write(&mut fleet.store, &fleet.reports, now);

@@ -11,7 +11,7 @@ fn step_after(
     now: BootTime,
     attempts: u32,
 ) -> Option<PlannedStep> {
-    let at = after.map(|after| BootTime(now.0 + Duration::from_secs(after)));
+    let at = after.map(|after| now + Duration::from_secs(after));
     Some(PlannedStep { step, at, attempts })
 }
 
@@ -76,11 +76,11 @@ fn unready_workloads_announce_wait_deadline_after_quiet_period() {
     // A report of the next step or of a handled request would cause a separate write.
     assert_eq!((w.plan().next, w.plan().handles_request), (None, false));
     let ended = w.now;
-    w.now = BootTime(w.now.0 + crate::status::throttle::QUIET);
+    w.now += crate::status::throttle::QUIET;
     assert!(w.plan().handles_request);
     let until = w.policy.helm_timeout.as_secs();
     assert_eq!(w.plan().next, step_after(Wait, Some(until), ended, 0));
-    w.now = BootTime(ended.0 + w.policy.helm_timeout);
+    w.now = ended + w.policy.helm_timeout;
     assert_eq!(w.plan().next, None);
 }
 
