@@ -31,7 +31,7 @@ pub const TENANTS_MAX: usize = 10_000;
 
 /// Limit for the texts of one member's reports, in bytes: the most that 1,000 Tenants need. Beyond it, a report keeps
 /// its reasons and loses its messages, labels and history.
-pub(crate) const TEXTS_MAX: usize = 16 * 1024 * 1024;
+const TEXTS_MAX: usize = 16 * 1024 * 1024;
 
 /// Whether the hub has complete reports of a member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -455,4 +455,89 @@ pub(crate) struct DirtyTenants {
     pub(crate) members: BTreeSet<Arc<str>>,
     /// UIDs of clusters that now belong to another member, or whose member's state has changed.
     pub(crate) clusters: BTreeSet<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use krypton_types::conditions::{Truth, reason};
+
+    use super::*;
+
+    #[test]
+    fn member_reports_are_kept_until_resync_completes() {
+        let reports = TenantReports::default();
+        let key = |name: &str| TenantKey::new("n", name);
+        let installed = |name: &str| {
+            let state = State::new(Truth::True, reason::INSTALLED, "");
+            (key(name), Some(TenantReport::new(1, state)))
+        };
+        let stored_report = |name: &str| {
+            let view = reports.view(&key(name), None, ["edge-1"], BootTime::default());
+            view.members["edge-1"].report.clone()
+        };
+        reports.begin_full_report("edge-1", BootTime::default());
+        let both = [installed("a"), installed("b")].into();
+        assert!(reports.apply("edge-1", TenantReportChanges::new(both)));
+        reports.set_report_state("edge-1", ReportState::Complete);
+        reports.begin_full_report("edge-1", BootTime::default());
+        let one = [installed("a")].into();
+        assert!(reports.apply("edge-1", TenantReportChanges::new(one)));
+        assert!(stored_report("b").is_some());
+        reports.set_report_state("edge-1", ReportState::Complete);
+        assert!(stored_report("a").is_some());
+        assert!(stored_report("b").is_none());
+    }
+
+    #[test]
+    fn member_report_texts_are_bounded_but_reasons_kept() {
+        let reports = TenantReports::default();
+        let key = |number: usize| TenantKey::new("n", format!("t{number}"));
+        let long = |letter: &str| {
+            let text = letter.repeat(1024);
+            let failed = State::new(Truth::True, "UpgradeFailed", text.clone());
+            let state = ClusterState {
+                ready: State::new(Truth::False, reason::INSTALL_FAILED, text),
+                progress: Some(failed.clone()),
+                error: Some(failed),
+            };
+            TenantReport {
+                applied_chart: "r/c:1".to_owned(),
+                labels: Labels::new(&[("team".to_owned(), letter.to_owned())].into()),
+                ..TenantReport::new(1, state)
+            }
+        };
+        let send_reports = |letter: &str, numbers: Range<usize>| {
+            let changes = numbers.map(|number| (key(number), Some(long(letter))));
+            assert!(reports.apply("edge-1", TenantReportChanges::new(changes.collect())));
+            reports.set_report_state("edge-1", ReportState::Complete);
+        };
+        send_reports("a", 0..TENANTS_MAX);
+        let stored_report = |number: usize| {
+            let view = reports.view(&key(number), None, [], BootTime::default());
+            view.members["edge-1"].report.clone().unwrap()
+        };
+        let size = |number| serde_json::to_vec(&*stored_report(number)).unwrap().len();
+        let texts = (0..TENANTS_MAX).map(|number| size(number).saturating_sub(256));
+        let texts: usize = texts.sum();
+        assert!(texts <= TEXTS_MAX + 2 * 1024 * 1024, "{texts}");
+        assert_eq!(*stored_report(0), long("a"));
+        let last = stored_report(TENANTS_MAX - 1);
+        assert_eq!(last.state.ready.reason, reason::INSTALL_FAILED);
+        assert_eq!(last.state.ready.message, "");
+        assert!(last.labels.is_empty());
+        // Both sides still compute the same digest.
+        let digest = reports.digest("edge-1");
+        let other = TenantReports::default();
+        let changes = (0..TENANTS_MAX).map(|number| (key(number), Some(long("a"))));
+        other.apply("edge-1", TenantReportChanges::new(changes.collect()));
+        other.set_report_state("edge-1", ReportState::Complete);
+        assert_eq!(digest, other.digest("edge-1"));
+        // A shorter report makes room.
+        let removals = (0..TENANTS_MAX - 1).map(|number| (key(number), None));
+        reports.apply("edge-1", TenantReportChanges::new(removals.collect()));
+        send_reports("b", TENANTS_MAX - 1..TENANTS_MAX);
+        assert_eq!(*stored_report(TENANTS_MAX - 1), long("b"));
+    }
 }

@@ -8,15 +8,11 @@ use krypton_crds::tenant::{HistoryEntry, Tenant, TenantPlacement, TenantSpec, Te
 use krypton_runtime::clock::BootTime;
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{self, ClusterState, State, Truth, reason};
-use krypton_types::labels::Labels;
 use krypton_types::names;
-use krypton_types::tenant::{TenantHistory, TenantKey, TenantReport};
+use krypton_types::tenant::{TenantHistory, TenantReport};
 
 use super::*;
-use crate::members::tenant_reports::{
-    MemberView, ReportState, ReportedView, TENANTS_MAX, TEXTS_MAX, Target, Targets,
-    TenantReportChanges, TenantReports,
-};
+use crate::members::tenant_reports::{MemberView, ReportState, ReportedView, Target, Targets};
 use crate::tenants::placement::set_conditions;
 use crate::tenants::simulation::now;
 use crate::tenants::status::{DecisionMemory, DecisionTime, decide};
@@ -170,73 +166,6 @@ fn restarted_hub_keeps_member_conditions_until_reports_arrive() {
     let status = status_from(&acme, &BTreeMap::new());
     let edge = condition(&status, "ClusterReady/edge-1").unwrap();
     assert_eq!(edge.0, "Unknown");
-}
-
-#[test]
-fn member_reports_are_kept_until_resync_completes() {
-    let reports = TenantReports::default();
-    let key = |name: &str| TenantKey::new("n", name);
-    let stored_report = |key: &TenantKey| {
-        let view = reports.view(key, None, ["edge-1"], BootTime::default());
-        view.members["edge-1"].report.clone()
-    };
-    reports.begin_full_report("edge-1", BootTime::default());
-    let both = [(key("a"), installed()), (key("b"), installed())].into();
-    assert!(reports.apply("edge-1", TenantReportChanges::new(both)));
-    reports.set_report_state("edge-1", ReportState::Complete);
-    reports.begin_full_report("edge-1", BootTime::default());
-    let one = [(key("a"), installed())].into();
-    assert!(reports.apply("edge-1", TenantReportChanges::new(one)));
-    assert!(stored_report(&key("b")).is_some());
-    reports.set_report_state("edge-1", ReportState::Complete);
-    assert!(stored_report(&key("a")).is_some());
-    assert!(stored_report(&key("b")).is_none());
-}
-
-#[test]
-fn member_report_texts_are_bounded_but_reasons_kept() {
-    let reports = TenantReports::default();
-    let key = |number: usize| TenantKey::new("n", format!("t{number}"));
-    let long = |letter: &str| {
-        let mut report = report(Truth::False, reason::INSTALL_FAILED);
-        let text = letter.repeat(1024);
-        report.state.ready.message.clone_from(&text);
-        report.state.error = Some(State::new(Truth::True, "UpgradeFailed", text));
-        report.state.progress = report.state.error.clone();
-        report.labels = Labels::new(&[("team".to_owned(), letter.to_owned())].into());
-        report
-    };
-    let send_reports = |letter: &str, numbers: std::ops::Range<usize>| {
-        let changes = numbers.map(|number| (key(number), Some(long(letter))));
-        assert!(reports.apply("edge-1", TenantReportChanges::new(changes.collect())));
-        reports.set_report_state("edge-1", ReportState::Complete);
-    };
-    send_reports("a", 0..TENANTS_MAX);
-    let stored_report = |number: usize| {
-        let view = reports.view(&key(number), None, [], BootTime::default());
-        view.members["edge-1"].report.clone().unwrap()
-    };
-    let size = |number| serde_json::to_vec(&*stored_report(number)).unwrap().len();
-    let texts = (0..TENANTS_MAX).map(|number| size(number).saturating_sub(256));
-    let texts: usize = texts.sum();
-    assert!(texts <= TEXTS_MAX + 2 * 1024 * 1024, "{texts}");
-    assert_eq!(*stored_report(0), long("a"));
-    let last = stored_report(TENANTS_MAX - 1);
-    assert_eq!(last.state.ready.reason, reason::INSTALL_FAILED);
-    assert_eq!(last.state.ready.message, "");
-    assert!(last.labels.is_empty());
-    // Both sides still compute the same digest.
-    let digest = reports.digest("edge-1");
-    let other = TenantReports::default();
-    let changes = (0..TENANTS_MAX).map(|number| (key(number), Some(long("a"))));
-    other.apply("edge-1", TenantReportChanges::new(changes.collect()));
-    other.set_report_state("edge-1", ReportState::Complete);
-    assert_eq!(digest, other.digest("edge-1"));
-    // A shorter report makes room.
-    let removals = (0..TENANTS_MAX - 1).map(|number| (key(number), None));
-    reports.apply("edge-1", TenantReportChanges::new(removals.collect()));
-    send_reports("b", TENANTS_MAX - 1..TENANTS_MAX);
-    assert_eq!(*stored_report(TENANTS_MAX - 1), long("b"));
 }
 
 #[test]
