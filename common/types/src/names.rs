@@ -113,6 +113,12 @@ pub fn is_dns_subdomain(name: &str) -> bool {
     name.len() <= SUBDOMAIN_MAX && name.split('.').all(is_label_shaped)
 }
 
+/// Returns whether a ConfigMap or Secret may have this key.
+pub fn is_data_key(key: &str) -> bool {
+    let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !key.is_empty() && key.len() <= SUBDOMAIN_MAX && key.bytes().all(is_legal)
+}
+
 fn is_label_shaped(label: &str) -> bool {
     let outer = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     is_name_shaped(label, outer, b"-")

@@ -11,7 +11,7 @@ use krypton_runtime::args::parsers::{
 use krypton_runtime::telemetry::LogFormat;
 use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::loopback::is_loopback;
-use krypton_types::names::{LABEL_MAX, is_dns_subdomain, is_qualified_name};
+use krypton_types::names::{LABEL_MAX, is_data_key, is_dns_subdomain, is_qualified_name};
 use krypton_types::redact::{NO_URL, has_userinfo, url_shown};
 use reqwest::Url;
 
@@ -109,10 +109,8 @@ pub(super) fn object_name(
 }
 
 pub(super) fn data_key(text: &str) -> Result<String, String> {
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let is_key = !text.is_empty() && text.len() <= 253 && text.chars().all(is_legal);
     text_if(
-        is_key,
+        is_data_key(text),
         text,
         "a key of a Secret",
         "write letters, digits, '-', '_' or '.'",

@@ -77,9 +77,7 @@ impl FromStr for ValuesSource {
             _ => return Err(InvalidValuesSource),
         };
         let (name, key) = object.split_once('/').unwrap_or((object, DEFAULT_KEY));
-        let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        let is_key = !key.is_empty() && key.len() <= 253 && key.chars().all(legal);
-        if !names::is_dns_subdomain(name) || !is_key {
+        if !names::is_dns_subdomain(name) || !names::is_data_key(key) {
             return Err(InvalidValuesSource);
         }
         Ok(Self {
