@@ -34,14 +34,9 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     vec![Tenant::crd(), KryptonDeployment::crd(), EdgeCluster::crd()]
 }
 
-/// Returns the schema version of a CRD. `None` (annotation missing or not a number) is older than every version: CRDs
-/// of krypton-operator have none.
-pub fn schema_version(crd: &CustomResourceDefinition) -> Option<u32> {
-    schema_version_of(&crd.metadata)
-}
-
-/// Returns the schema version from the metadata of a CRD.
-pub fn schema_version_of(metadata: &ObjectMeta) -> Option<u32> {
+/// Returns the schema version from the metadata of a CRD. `None` (annotation missing or not a number) is older than
+/// every version: CRDs of krypton-operator have none.
+pub fn schema_version(metadata: &ObjectMeta) -> Option<u32> {
     metadata
         .annotations
         .as_ref()?

@@ -44,15 +44,15 @@ fn generated_manifest_reads_back_as_crd_without_status() {
 #[test]
 fn crds_have_schema_version_and_invalid_is_ignored() {
     for mut crd in krypton_crds::all() {
-        assert_eq!(schema_version(&crd), Some(SCHEMA_VERSION));
+        assert_eq!(schema_version(&crd.metadata), Some(SCHEMA_VERSION));
         let annotations = crd.metadata.annotations.as_mut().unwrap();
         annotations.insert(
             "mesh.openkcm.io/schema-version".to_owned(),
             "newest".to_owned(),
         );
-        assert_eq!(schema_version(&crd), None);
+        assert_eq!(schema_version(&crd.metadata), None);
         crd.metadata.annotations = None;
-        assert_eq!(schema_version(&crd), None);
+        assert_eq!(schema_version(&crd.metadata), None);
     }
 }
 

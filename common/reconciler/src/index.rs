@@ -501,7 +501,7 @@ impl Index {
                 Some(_) => CrdState::Terminating,
                 None => CrdState::Present,
             };
-            let schema = krypton_crds::schema_version_of(&meta);
+            let schema = krypton_crds::schema_version(&meta);
             Some((meta.name.clone()?, resource_version(&meta), (state, schema)))
         });
     }

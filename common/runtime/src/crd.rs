@@ -134,7 +134,7 @@ fn schema_version(
     existing: &CustomResourceDefinition,
     wanted: &CustomResourceDefinition,
 ) -> Option<u32> {
-    let version = krypton_crds::schema_version(existing)?;
+    let version = krypton_crds::schema_version(&existing.metadata)?;
     let ours = version == krypton_crds::SCHEMA_VERSION;
     (!ours || own_fields(existing) == own_fields(wanted)).then_some(version)
 }

@@ -231,9 +231,9 @@ pub(super) fn hub_rights(
 }
 
 pub(super) fn crds_of_original(crds: &[(String, Lookup<CustomResourceDefinition>)]) -> Vec<Line> {
-    let originals = crds.iter().filter(
-        |(_, lookup)| matches!(lookup, Lookup::Found(crd) if schema_version(crd).is_none()),
-    );
+    let originals = crds.iter().filter(|(_, lookup)| {
+        matches!(lookup, Lookup::Found(crd) if schema_version(&crd.metadata).is_none())
+    });
     originals.map(|(name, _)| original_crd_line(name)).collect()
 }
 
@@ -271,7 +271,7 @@ fn crd(name: &str, lookup: &Lookup<CustomResourceDefinition>) -> Option<Line> {
         let text = format!("the API server does not serve the CRD {name}");
         return Some(Line::defect(Mark::Problem, text, CRD));
     }
-    match schema_version(crd) {
+    match schema_version(&crd.metadata) {
         None => Some(original_crd_line(name)),
         Some(version) if version < SCHEMA_VERSION => {
             let text = format!(

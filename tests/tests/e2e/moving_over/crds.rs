@@ -34,7 +34,7 @@ async fn get_crd(cluster: &Cluster, name: &str) -> CustomResourceDefinition {
 }
 
 fn is_ours(crd: &CustomResourceDefinition) -> bool {
-    krypton_crds::schema_version(crd) == Some(krypton_crds::SCHEMA_VERSION)
+    krypton_crds::schema_version(&crd.metadata) == Some(krypton_crds::SCHEMA_VERSION)
 }
 
 /// One of the original's CRDs, an object that was stored with it, and a status of that time.
