@@ -6,8 +6,8 @@ mod level;
 pub mod traces;
 
 use std::io::IsTerminal as _;
-use std::str::FromStr;
 
+use krypton_types::by_word;
 use tracing_subscriber::filter::{ParseError, Targets};
 use tracing_subscriber::fmt::format::JsonFields;
 use tracing_subscriber::layer::{Layer, SubscriberExt as _};
@@ -31,17 +31,12 @@ pub enum LogFormat {
     Json,
 }
 
-impl FromStr for LogFormat {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "text" => Ok(Self::Text),
-            "json" => Ok(Self::Json),
-            _ => Err("write text or json"),
-        }
-    }
+impl LogFormat {
+    /// All formats with their text.
+    const ALL: [(&'static str, Self); 2] = [("text", Self::Text), ("json", Self::Json)];
 }
+
+by_word!(LogFormat);
 
 #[derive(Debug, thiserror::Error)]
 pub enum LogInitError {
