@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use krypton_proto::v1::enrollment_server::{Enrollment, EnrollmentServer};
 use krypton_proto::v1::fleet_server::{Fleet, FleetServer};
@@ -12,6 +12,7 @@ use krypton_proto::v1::{
 };
 use krypton_runtime::tls::{self, Credential};
 use krypton_types::spiffe::SpiffeId;
+use parking_lot::Mutex;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
@@ -350,7 +351,7 @@ impl Fleet for FakeService {
         &self,
         request: Request<FetchChartRequest>,
     ) -> Result<Response<Self::FetchChartStream>, Status> {
-        let mut chart = self.responses.chart.lock().unwrap();
+        let mut chart = self.responses.chart.lock();
         chart.0 = Some(request.into_inner());
         let parts: Vec<_> = chart.1.clone();
         Ok(Response::new(tokio_stream::iter(parts)))

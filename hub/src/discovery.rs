@@ -16,7 +16,7 @@ pub mod register;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -28,6 +28,7 @@ use krypton_runtime::watchdog::Watchdog;
 use krypton_types::conditions::reason;
 use krypton_types::kubeconfig::SanitizedKubeconfig;
 use krypton_types::names;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -312,7 +313,7 @@ impl RereadRequests {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<Origin>> {
-        self.origins.lock().unwrap_or_else(PoisonError::into_inner)
+        self.origins.lock()
     }
 }
 
@@ -368,7 +369,7 @@ impl Departures {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Origin, bool>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

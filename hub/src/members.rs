@@ -18,7 +18,7 @@ pub mod tenant_reports;
 pub(crate) mod tenant_summary;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
@@ -280,8 +280,7 @@ impl MemberRegistry {
     }
 
     fn lock(&self) -> MutexGuard<'_, RegistryState> {
-        // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn with<T>(&self, name: &str, action: impl FnOnce(&mut LockedMember<'_>) -> T) -> T {

@@ -8,7 +8,7 @@ mod webhook;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -264,7 +264,7 @@ fn member_subject<'a>(kind: Kind, type_: &'a str, member: &'a str) -> Subject<'a
 
 impl State {
     fn changes(&self) -> MutexGuard<'_, Changes> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changes.lock()
     }
 
     /// Records a state while this hub leads.

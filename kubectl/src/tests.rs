@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -23,6 +23,7 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use clap::CommandFactory as _;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
@@ -118,7 +119,7 @@ impl FakeApiServer {
     async fn with_responses(responses: Vec<(u16, Value)>) -> Self {
         let remaining = Arc::new(Mutex::new(VecDeque::from(responses)));
         let handler = move |_: &str| {
-            let next = remaining.lock().unwrap().pop_front();
+            let next = remaining.lock().pop_front();
             json_response(next.expect("one request per answer"))
         };
         Self::with_handler(handler).await
@@ -134,12 +135,12 @@ impl FakeApiServer {
         let recorded_requests = Arc::clone(&requests);
         let router = Router::new().fallback(
             move |method: Method, uri: Uri, headers: HeaderMap, body: Bytes| {
-                recorded_uris.lock().unwrap().push(uri.to_string());
+                recorded_uris.lock().push(uri.to_string());
                 let body = serde_json::from_slice(&body).unwrap_or_default();
                 let accepts = headers.get(header::ACCEPT);
                 let accepts = accepts.map(|accepts| accepts.to_str().unwrap().to_owned());
                 let request = (method.to_string(), body, accepts.unwrap_or_default());
-                recorded_requests.lock().unwrap().push(request);
+                recorded_requests.lock().push(request);
                 let response = handler(&uri.to_string());
                 async move { response }
             },
@@ -190,12 +191,12 @@ impl FakeApiServer {
 
     /// Returns the requests so far.
     fn requests(&self) -> Vec<RecordedRequest> {
-        self.requests.lock().unwrap().clone()
+        self.requests.lock().clone()
     }
 
     /// Returns path and query of the requests so far.
     fn uris(&self) -> Vec<String> {
-        self.uris.lock().unwrap().clone()
+        self.uris.lock().clone()
     }
 }
 

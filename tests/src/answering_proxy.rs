@@ -8,7 +8,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -29,6 +29,7 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, pki_types::pem::PemObject};
 use serde_json::{Value, json};
@@ -228,8 +229,8 @@ impl AnsweringProxy {
     /// Starts a fault, resets the counters, and closes the watches that the fault affects.
     pub fn inject(&self, fault: ResponseFault) {
         self.shared.false_responses.store(0, Ordering::SeqCst);
-        lock(&self.shared.forwarded).clear();
-        lock(&self.shared.emptied).clear();
+        self.shared.forwarded.lock().clear();
+        self.shared.emptied.lock().clear();
         self.shared.fault.send_replace(Some(fault));
     }
 
@@ -245,7 +246,7 @@ impl AnsweringProxy {
 
     /// Returns the number of forwarded requests since the latest fault started.
     pub fn forwarded_requests(&self) -> BTreeMap<(Verb, String), u64> {
-        lock(&self.shared.forwarded).clone()
+        self.shared.forwarded.lock().clone()
     }
 }
 
@@ -323,7 +324,7 @@ async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Respons
     let must_list_first = current_fault.is_some_and(|fault| {
         fault.response == FalseResponse::Nothing
             && fault.closes(&target)
-            && !lock(&shared.emptied).contains(&target.resource)
+            && !shared.emptied.lock().contains(&target.resource)
     });
     if must_list_first {
         return status_response(410, &target);
@@ -353,13 +354,15 @@ async fn respond(State(shared): State<Arc<Shared>>, request: Request) -> Respons
                     response
                 }
                 FalseResponse::Nothing => {
-                    lock(&shared.emptied).insert(target.resource);
+                    shared.emptied.lock().insert(target.resource);
                     without_items(forward(&shared, request, true).await).await
                 }
             }
         }
         None => {
-            *lock(&shared.forwarded)
+            *shared
+                .forwarded
+                .lock()
                 .entry((target.verb, target.resource.clone()))
                 .or_default() += 1;
             let response = forward(&shared, request, false).await;
@@ -489,10 +492,6 @@ fn html_response(code: u16) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
     let body = "<!DOCTYPE html>\n<html><body><h1>Please sign in</h1></body></html>\n";
     (code, headers, body).into_response()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

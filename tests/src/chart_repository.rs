@@ -5,7 +5,7 @@ use std::{
     convert::Infallible,
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,6 +18,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use krypton_types::fingerprint::sha256_hex;
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -192,7 +193,7 @@ impl ChartRepository {
         }
         let index = repository.helm().args(["repo", "index"]).arg(&packages);
         index.output(HELM_DEADLINE).await?;
-        lock(&repository.state).files = read_files(&packages)?;
+        repository.state.lock().files = read_files(&packages)?;
         repository.restart()?;
         Ok(repository)
     }
@@ -204,7 +205,7 @@ impl ChartRepository {
 
     /// Returns the served files by name.
     pub fn files(&self) -> Vec<(String, Bytes)> {
-        let files = lock(&self.state).files.clone();
+        let files = self.state.lock().files.clone();
         files
             .into_iter()
             .map(|(path, bytes)| (path.trim_start_matches('/').to_owned(), bytes))
@@ -212,12 +213,12 @@ impl ChartRepository {
     }
 
     pub fn set_fault(&self, fault: Fault) {
-        lock(&self.state).fault = fault;
+        self.state.lock().fault = fault;
     }
 
     /// Closes all connections. The port refuses new ones and stays reserved.
     pub async fn stop(&self) -> Result<()> {
-        if let Some(runtime) = lock(&self.runtime).take() {
+        if let Some(runtime) = self.runtime.lock().take() {
             runtime.shutdown_background();
         }
         let free = async || Ok(self.port.is_free().then_some(()));
@@ -226,7 +227,7 @@ impl ChartRepository {
 
     /// Serves again on the same port after `stop`.
     pub fn restart(&self) -> Result<()> {
-        let mut running = lock(&self.runtime);
+        let mut running = self.runtime.lock();
         if running.is_some() {
             bail!("the chart repository {} already runs", self.url());
         }
@@ -259,7 +260,7 @@ impl ChartRepository {
 
 impl Drop for ChartRepository {
     fn drop(&mut self) {
-        if let Some(runtime) = lock(&self.runtime).take() {
+        if let Some(runtime) = self.runtime.lock().take() {
             runtime.shutdown_background();
         }
     }
@@ -268,7 +269,7 @@ impl Drop for ChartRepository {
 async fn respond(State(state): State<Arc<Mutex<RepositoryState>>>, uri: Uri) -> Response {
     let path = uri.path().to_owned();
     let (fault, file) = {
-        let state = lock(&state);
+        let state = state.lock();
         (state.fault, state.files.get(&path).cloned())
     };
     match (fault, file) {
@@ -338,8 +339,4 @@ fn read_files(folder: &Path) -> Result<BTreeMap<String, Bytes>> {
             .collect()
     };
     read().with_context(|| format!("reading the packages in {}", folder.display()))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,7 +14,6 @@ use std::{
     ffi::OsString,
     fs,
     path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -25,6 +24,7 @@ use kube::{
     Api, Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use parking_lot::Mutex;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -131,7 +131,7 @@ impl Cluster {
             port: self.port.number(),
             etcd_port: self.etcd_port.number(),
             credentials: self.credentials.clone(),
-            tokens: lock(&self.tokens).clone(),
+            tokens: self.tokens.lock().clone(),
         }
     }
 
@@ -238,13 +238,13 @@ impl Cluster {
 
     /// Returns a kubeconfig (YAML) with the administrator's token inline. `rotate_token` revokes this token.
     pub fn kubeconfig_with_token(&self) -> String {
-        let token = lock(&self.tokens).0.clone();
+        let token = self.tokens.lock().0.clone();
         self.kubeconfig_with(&token)
     }
 
     /// Returns a kubeconfig with the next token, which is already valid and stays valid after one `rotate_token`.
     pub fn kubeconfig_with_next_token(&self) -> String {
-        let token = lock(&self.tokens).1.clone();
+        let token = self.tokens.lock().1.clone();
         self.kubeconfig_with(&token)
     }
 
@@ -355,7 +355,7 @@ impl Cluster {
     pub async fn rotate_token(&self) -> Result<()> {
         let newest = credentials::token()?;
         {
-            let mut tokens = lock(&self.tokens);
+            let mut tokens = self.tokens.lock();
             let next = tokens.1.clone();
             self.components.write_tokens(&[&next, &newest])?;
             *tokens = (next, newest);
@@ -401,7 +401,8 @@ impl Cluster {
 
     /// Process IDs of all running components.
     pub fn pids(&self) -> Vec<u32> {
-        lock(&self.processes)
+        self.processes
+            .lock()
             .values()
             .map(ChildProcess::pid)
             .collect()
@@ -409,7 +410,7 @@ impl Cluster {
 
     /// Sends a signal to all running components.
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
-        let mut processes = lock(&self.processes);
+        let mut processes = self.processes.lock();
         processes
             .values_mut()
             .try_for_each(|process| process.signal(signal))
@@ -431,7 +432,7 @@ impl Cluster {
         if let Some(lease) = &self.lease {
             return lease.execute(&PoolRequest::Spawn(component));
         }
-        match lock(&self.processes).entry(component.name()) {
+        match self.processes.lock().entry(component.name()) {
             Entry::Occupied(_) => {
                 bail!(
                     "component {} of cluster {} already runs",
@@ -460,7 +461,9 @@ impl Cluster {
         mut check: impl AsyncFnMut() -> Result<Option<()>>,
     ) -> Result<()> {
         let waiting = eventually_within(what, START_DEADLINE, async || {
-            let checked = lock(&self.processes)
+            let checked = self
+                .processes
+                .lock()
                 .values_mut()
                 .try_for_each(ChildProcess::check_running);
             match checked {
@@ -483,10 +486,7 @@ impl Drop for Cluster {
             }
             return;
         }
-        let processes = self
-            .processes
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
+        let processes = self.processes.get_mut();
         kill_all(processes.values_mut());
         let keep = std::thread::panicking() || std::env::var_os("KRYPTON_KEEP").is_some();
         if let Some(folder) = self.folder.take().filter(|_| keep) {
@@ -517,8 +517,4 @@ async fn client_config(server: &str, credentials: &Credentials, name: &str) -> R
     // A test needs to observe a 503, and retries on its own.
     config.default_retry = false;
     Ok(config)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

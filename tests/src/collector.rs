@@ -1,10 +1,6 @@
 //! A stand-in for an OpenTelemetry collector that receives spans by OTLP over gRPC and stores them.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result};
 use opentelemetry_proto::tonic::{
@@ -15,6 +11,7 @@ use opentelemetry_proto::tonic::{
     common::v1::{AnyValue, KeyValue, any_value::Value},
     trace::v1::Span,
 };
+use parking_lot::Mutex;
 use rcgen::{CertificateParams, KeyPair};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
@@ -144,7 +141,7 @@ impl Collector {
 
     /// Returns all received spans.
     pub fn spans(&self) -> Vec<ReceivedSpan> {
-        let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        let spans = self.spans.lock();
         spans.clone()
     }
 
@@ -166,7 +163,7 @@ impl TraceService for SpanReceiver {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let mut spans = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spans = self.0.lock();
         for batch in request.into_inner().resource_spans {
             let resource = batch.resource.unwrap_or_default();
             let resource_attributes = attributes(resource.attributes);

@@ -1,11 +1,6 @@
 //! Runs the registry of the distribution project on loopback, with different logins.
 
-use std::{
-    fs,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use axum::{
@@ -16,6 +11,7 @@ use axum::{
 };
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use parking_lot::Mutex;
 use rcgen::{CertificateParams, KeyPair, PKCS_RSA_SHA256, SigningKey};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -244,10 +240,7 @@ impl FakeTokenServer {
     }
 
     fn token_requests(&self) -> Vec<String> {
-        self.requests
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.requests.lock().clone()
     }
 }
 
@@ -271,11 +264,7 @@ async fn issue_token(
         .and_then(|pair| String::from_utf8(STANDARD.decode(pair).ok()?).ok())
         .unwrap_or_default();
     let (name, password) = credentials.split_once(':').unwrap_or_default();
-    signer
-        .requests
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(name.to_owned());
+    signer.requests.lock().push(name.to_owned());
     let known = name == USERNAME && password == PASSWORD;
     if !known && !name.is_empty() {
         return StatusCode::UNAUTHORIZED.into_response();

@@ -1,14 +1,11 @@
 //! Stands in for kube-proxy: a port that routes new connections according to a Service's EndpointSlices.
 
-use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, api::ListParams};
+use parking_lot::Mutex;
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
@@ -70,7 +67,7 @@ impl ServicePort {
 
     /// Sets the address of this pod's process.
     pub fn route(&self, pod: &str, address: SocketAddr) {
-        lock(&self.routes).insert(pod.to_owned(), address);
+        self.routes.lock().insert(pod.to_owned(), address);
     }
 
     /// Returns the names of the pods that currently receive connections.
@@ -106,15 +103,11 @@ impl Service {
 /// Closes the connection if there is no ready pod. This is as close to a refusal as an accepted connection gets.
 async fn forward(mut client: TcpStream, service: Service, routes: Routes) -> Option<()> {
     let pod = service.pods().await.ok()?.into_iter().next()?;
-    let target = lock(&routes).get(&pod).copied()?;
+    let target = routes.lock().get(&pod).copied()?;
     let mut target = TcpStream::connect(target).await.ok()?;
     // Both connections are closed here, after success and after an error.
     copy_bidirectional(&mut client, &mut target)
         .await
         .ok()
         .map(drop)
-}
-
-fn lock(routes: &Routes) -> std::sync::MutexGuard<'_, BTreeMap<String, SocketAddr>> {
-    routes.lock().unwrap_or_else(PoisonError::into_inner)
 }

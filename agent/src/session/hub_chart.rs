@@ -1,6 +1,6 @@
 //! Fetches a chart from the hub, for clusters that cannot reach the chart repository.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -9,6 +9,7 @@ use krypton_proto::v1::{ChartHead, FetchChartRequest, chart_part};
 use krypton_runtime::newest::Newest as _;
 use krypton_types::desired::DesiredState;
 use krypton_types::fingerprint::sha256_hex;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tonic::Status;
 
@@ -40,10 +41,7 @@ struct Download<'a> {
 impl Drop for Download<'_> {
     fn drop(&mut self) {
         let partial = std::mem::take(&mut self.partial);
-        *self
-            .interrupted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = partial;
+        *self.interrupted.lock() = partial;
     }
 }
 
@@ -66,12 +64,7 @@ impl HubChart {
         let connection = self.link.get().connection().cloned();
         let connection = connection.ok_or("there is no session with the hub")?;
         let mut download_guard = Download {
-            partial: std::mem::take(
-                &mut self
-                    .interrupted
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner),
-            ),
+            partial: std::mem::take(&mut self.interrupted.lock()),
             interrupted: &self.interrupted,
         };
         let result = download(&connection, digest, &mut download_guard.partial).await;
@@ -238,10 +231,10 @@ mod tests {
     #[tokio::test]
     async fn chart_of_present_desired_state_arrives_in_parts() {
         let (hub, source) = hub_and_chart().await;
-        hub.responses.chart.lock().unwrap().1 =
+        hub.responses.chart.lock().1 =
             vec![Ok(head(b"archive")), Ok(chunk(b"arch")), Ok(chunk(b"ive"))];
         assert_eq!(source.fetch(&chart()).await.unwrap(), b"archive");
-        let requested = hub.responses.chart.lock().unwrap().0.clone().unwrap();
+        let requested = hub.responses.chart.lock().0.clone().unwrap();
         assert_eq!(requested.digest, desired().digest());
 
         let other = ChartRef {
@@ -265,7 +258,7 @@ mod tests {
             (vec![head(b"archive"), head(b"archive")], "two heads"),
             (vec![huge], "too large"),
         ] {
-            hub.responses.chart.lock().unwrap().1 = parts.into_iter().map(Ok).collect();
+            hub.responses.chart.lock().1 = parts.into_iter().map(Ok).collect();
             let message = source.fetch(&chart()).await.unwrap_err();
             assert!(message.contains(word), "{word}: {message}");
         }
@@ -276,7 +269,7 @@ mod tests {
         let (hub, source) = hub_and_chart().await;
         let disconnected = || Err(Status::unavailable("the link is gone"));
         let respond = |parts: Vec<Result<ChartPart, Status>>| {
-            hub.responses.chart.lock().unwrap().1 = parts;
+            hub.responses.chart.lock().1 = parts;
         };
         let interrupted = || {
             let (head, chunk) = (head(b"archive"), chunk(b"arch"));
@@ -287,7 +280,7 @@ mod tests {
             vec![Ok(head), Ok(chunk(b"ive"))]
         };
         let requested = || {
-            let requested = hub.responses.chart.lock().unwrap().0.clone().unwrap();
+            let requested = hub.responses.chart.lock().0.clone().unwrap();
             (requested.from, requested.from_sha256)
         };
         respond(interrupted());

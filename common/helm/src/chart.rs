@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::{chance, off_thread};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::metrics::{ChartMetrics, GaugeGuard};
@@ -202,7 +203,7 @@ impl ChartCache {
 
     /// Drops all back-offs, because the credentials have changed.
     pub fn forget_failures(&self) {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.lock();
         for entry in entries.values() {
             // A locked entry has a fetch in progress.
             if let Ok(mut state) = entry.try_lock()
@@ -282,7 +283,7 @@ impl ChartCache {
         let sha256 = self.fetch(chart).await?.sha256;
         let version = chart.version.split('@').next().unwrap_or_default();
         let version = format!("{version}@sha256:{sha256}");
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         if let Some(entry) = entries.get(chart).cloned() {
             let pinned = ChartRef {
                 version: version.clone(),
@@ -294,7 +295,7 @@ impl ChartCache {
     }
 
     fn entry(&self, chart: &ChartRef) -> Arc<CacheEntry> {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         if let Some(entry) = entries.get(chart) {
             return Arc::clone(entry);
         }

@@ -7,11 +7,12 @@ use std::fs::File;
 use std::io::{BufReader, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::off_thread;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tracing::Instrument as _;
 use tracing::field::Empty;
@@ -175,11 +176,7 @@ impl Helm {
             source,
         };
         let identity = FileIdentity::read(&self.inherited.resolve(binary)).map_err(missing)?;
-        let accepted = || {
-            let lock = self.accepted_binary.lock();
-            lock.unwrap_or_else(PoisonError::into_inner)
-        };
-        if *accepted() == Some(identity) {
+        if *self.accepted_binary.lock() == Some(identity) {
             return Ok(());
         }
         let environment = command::environment(&self.inherited, &self.scratch, None);
@@ -195,7 +192,7 @@ impl Helm {
                 found: output,
             });
         }
-        *accepted() = Some(identity);
+        *self.accepted_binary.lock() = Some(identity);
         Ok(())
     }
 

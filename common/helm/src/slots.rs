@@ -4,7 +4,7 @@
 pub mod priority;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::sync::{Mutex, MutexGuard};
@@ -199,9 +199,7 @@ impl Slots {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state holds plain values, so a panic in another thread cannot leave them inconsistent.
-        let lock = self.0.state.lock();
-        lock.unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

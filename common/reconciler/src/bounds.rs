@@ -78,7 +78,7 @@ impl WatchBounds {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use futures::StreamExt as _;
     use futures::stream::{self, select_all};
@@ -86,6 +86,7 @@ mod tests {
     use kube::client::Body;
     use kube::core::PartialObjectMetaExt as _;
     use kube::runtime::watcher::Event;
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -111,7 +112,7 @@ mod tests {
         let reports = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&reports);
         let on_excess: CutOffCallback =
-            Arc::new(move |cut_off: &CutOffError| log.lock().unwrap().push(cut_off.to_string()));
+            Arc::new(move |cut_off: &CutOffError| log.lock().push(cut_off.to_string()));
         let mut bounds = WatchBounds::new(Some(on_excess));
         let (mut index, now) = (Index::new("one", None), BootTime::now());
         index.workspace_event(Event::Init);
@@ -124,7 +125,7 @@ mod tests {
         add_namespaces(&mut index, 65 << 20);
         let problem = bounds.check(&mut index, 0, now).unwrap();
         assert!(problem.contains("more than 67108864 bytes"), "{problem}");
-        assert_eq!(*reports.lock().unwrap(), [problem]);
+        assert_eq!(*reports.lock(), [problem]);
         assert_eq!(index.exceeded_bound(0), None);
         bounds.apply(&client, &mut watches, &mut None, now);
         assert_eq!((watches.len(), bounds.has_ended_watches()), (0, true));

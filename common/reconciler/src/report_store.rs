@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use krypton_crds::tenant::{ClusterStatus, HistoryEntry, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, Phase};
@@ -18,6 +18,7 @@ use krypton_types::names;
 use krypton_types::placed_tenant::PlacedReport;
 use krypton_types::tenant::{TenantHistory, TenantKey, TenantReport, UpcomingStep};
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::owner::{OwnerKey, ReleaseOwner};
@@ -389,9 +390,8 @@ impl ReportStore {
         self.lock().member.applied.clone()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Reports> {
-        // The reports are plain values, so a panic elsewhere cannot leave them half written.
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Reports> {
+        self.reports.lock()
     }
 }
 

@@ -1,11 +1,12 @@
 //! An API server for tests, whose responses each test defines.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use http::{Method, Request, Response, StatusCode};
 use kube::Client;
 use kube::client::Body;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// A received request.
@@ -59,7 +60,7 @@ impl StubServer {
                     earlier: 0,
                 };
                 let (code, body) = {
-                    let mut log = log.lock().unwrap();
+                    let mut log = log.lock();
                     let previous = log.iter().filter(|other| other.method == request.method);
                     request.earlier = previous.count();
                     log.push(request.clone());
@@ -87,6 +88,6 @@ impl StubServer {
     }
 
     pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
-        self.requests.lock().unwrap().clone()
+        self.requests.lock().clone()
     }
 }

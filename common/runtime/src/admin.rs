@@ -8,7 +8,7 @@ mod ports;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -16,6 +16,7 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use krypton_types::error_chain::chain;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -196,7 +197,7 @@ impl Readiness {
 
     /// Sets a note that `/readyz` reports without affecting readiness. `None` removes it.
     pub fn note(&self, key: &'static str, text: Option<String>) {
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = self.notes.lock();
         match text {
             Some(text) => notes.insert(key, text),
             None => notes.remove(key),
@@ -204,7 +205,7 @@ impl Readiness {
     }
 
     fn notes(&self) -> Vec<String> {
-        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let notes = self.notes.lock();
         notes.values().cloned().collect()
     }
 
@@ -217,9 +218,8 @@ impl Readiness {
         self.lock().keys().cloned().collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, usize>> {
-        // No code panics between two changes of the map, so a poisoned map is consistent.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
+        self.held.lock()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Folders for the exclusive use of this process: one for charts and Helm's caches, one for files with credentials.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use thiserror::Error;
 
@@ -49,7 +49,7 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
         .prefix(&format!("{program}-{}-", std::process::id()))
         .tempdir_in(parent)
         .map_err(with_folder)?;
-    let mut own = OWN_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut own = OWN_FOLDERS.lock();
     own.push(created.path().to_owned());
     Ok(created)
 }
@@ -58,7 +58,7 @@ pub fn folder(parent: &Path, program: &str, flag: &'static str) -> Result<TempDi
 /// PID.
 fn is_unused(pid: u32, folder: &Path) -> bool {
     if pid == std::process::id() {
-        let own = OWN_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = OWN_FOLDERS.lock();
         return !own.iter().any(|own| own == folder);
     }
     !Path::new("/proc").join(pid.to_string()).exists()

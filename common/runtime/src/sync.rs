@@ -1,6 +1,6 @@
 //! Locks and reads whose order a test can determine.
 //!
-//! Without the feature `simulation`, these are the locks of the standard library. With it, a thread of a `schedule`
+//! Without the feature `simulation`, these are the locks of parking_lot. With it, a thread of a `schedule`
 //! takes turns with the others at each lock and step. Any other thread runs as without the feature.
 
 #[cfg(feature = "simulation")]
@@ -13,7 +13,7 @@ pub use self::mutex::{Mutex, MutexGuard};
 #[cfg(feature = "simulation")]
 pub use self::schedule::step;
 #[cfg(not(feature = "simulation"))]
-pub use std::sync::{Mutex, MutexGuard};
+pub use parking_lot::{Mutex, MutexGuard};
 
 /// Runs `action`. A schedule can run other threads before and after it.
 #[cfg(not(feature = "simulation"))]

@@ -279,8 +279,10 @@ impl EmptyLists {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, Mutex};
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -302,7 +304,7 @@ mod tests {
             failing(),
         ]);
         let mut events = Watch::new(move || {
-            let events = watches.lock().unwrap().pop().unwrap_or_default();
+            let events = watches.lock().pop().unwrap_or_default();
             stream::iter(events).chain(stream::pending())
         });
         let mut pauses = Vec::new();
@@ -362,7 +364,7 @@ mod tests {
         };
         let opened = Mutex::new(0);
         let mut events = Watch::new(move || {
-            let mut opened = opened.lock().unwrap();
+            let mut opened = opened.lock();
             *opened += 1;
             let events = match *opened {
                 1..=6 => vec![failure()],

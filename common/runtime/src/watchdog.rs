@@ -8,9 +8,11 @@ use std::fmt::Write as _;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 const TICK: Duration = Duration::from_secs(1);
 /// Number of ticks after which the health endpoint reports the hang.
@@ -135,9 +137,8 @@ impl Watchdog {
         Some((longest.name.clone(), longest.ticks))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<WatchedTask>> {
-        // The state holds plain values, and no code panics between two changes.
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<WatchedTask>> {
+        self.tasks.lock()
     }
 }
 

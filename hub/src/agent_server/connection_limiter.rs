@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::rate_limit::{Rate, TokenBucket};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 
 /// Number of keys below which idle keys are not removed.
@@ -56,7 +57,7 @@ impl<K: Eq + Hash + Clone, S: Budget> ConnectionLimiter<K, S> {
         key: &K,
         now: BootTime,
     ) -> Option<ConnectionSlot<K, S>> {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         if entries.by_key.len() >= entries.sweep_at {
             entries
                 .by_key
@@ -89,7 +90,7 @@ pub(super) struct ConnectionSlot<K: Eq + Hash, S> {
 impl<K: Eq + Hash, S> Drop for ConnectionSlot<K, S> {
     fn drop(&mut self) {
         let entries = &self.limiter.entries;
-        let mut entries = entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = entries.lock();
         if let Some((connections, _)) = entries.by_key.get_mut(&self.key) {
             *connections -= 1;
         }
@@ -118,8 +119,7 @@ impl AddressBudget {
     }
 
     fn handshakes(&self) -> MutexGuard<'_, TokenBucket> {
-        let handshakes = &self.handshakes;
-        handshakes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handshakes.lock()
     }
 }
 
@@ -143,14 +143,14 @@ impl MemberBudget {
 
     /// Charges the bytes read and returns how long to pause reading.
     pub(super) fn charge(&self, now: BootTime, bytes: u64) -> Duration {
-        let mut bucket = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bytes.lock();
         bucket.charge(now, bytes)
     }
 }
 
 impl Budget for MemberBudget {
     fn is_full(&self, now: BootTime) -> bool {
-        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.bytes.lock();
         bytes.is_full(now)
     }
 }
@@ -208,9 +208,9 @@ mod tests {
         drop(charged);
         for key in 0..10_000 {
             drop(limiter.acquire(&key, NOW).unwrap());
-            assert!(limiter.entries.lock().unwrap().by_key.len() <= SWEEP_FROM);
+            assert!(limiter.entries.lock().by_key.len() <= SWEEP_FROM);
         }
-        let entries = limiter.entries.lock().unwrap();
+        let entries = limiter.entries.lock();
         assert!(
             entries.by_key.contains_key(&u32::MAX) && entries.by_key.contains_key(&(u32::MAX - 1))
         );

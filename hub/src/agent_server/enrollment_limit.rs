@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
+use parking_lot::Mutex;
 
 use super::connection_limiter::address_key;
 
@@ -77,19 +77,13 @@ impl EnrollmentLimiter {
         token: Option<&str>,
         now: BootTime,
     ) -> Result<(), LimitExceeded> {
-        let mut restored_at = self
-            .restored_at
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut restored_at = self.restored_at.lock();
         keys(address, token).try_for_each(|key| take(&mut restored_at, key, now))
     }
 
     /// Returns the attempt: it succeeded, or failed because of the hub.
     pub(super) fn forgive(&self, address: Option<IpAddr>, token: Option<&str>) {
-        let mut restored_at = self
-            .restored_at
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut restored_at = self.restored_at.lock();
         for key in keys(address, token) {
             let every = key.limit().every;
             if let Some(time) = restored_at.get_mut(&key) {
@@ -232,7 +226,7 @@ mod tests {
             let other = IpAddr::from((0x0a00_0000 + u32::try_from(other).unwrap()).to_be_bytes());
             limiter.begin(Some(other), None, at(0)).unwrap();
         }
-        assert_eq!(limiter.restored_at.lock().unwrap().len(), MAX_ENTRIES);
+        assert_eq!(limiter.restored_at.lock().len(), MAX_ENTRIES);
         limiter.begin(address(1), None, at(0)).unwrap_err();
     }
 }

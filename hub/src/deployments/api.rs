@@ -147,12 +147,11 @@ pub(super) async fn reread_deletion(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use axum::Router;
     use axum::body::Bytes;
     use axum::http::{Method, StatusCode, Uri};
     use kube::Config;
+    use parking_lot::Mutex;
     use serde_json::Value;
 
     use super::*;
@@ -196,9 +195,7 @@ mod tests {
             };
             // The CRD is not available.
             let is_crd = uri.path().contains("customresourcedefinitions");
-            log.lock()
-                .unwrap()
-                .push(if is_crd { "crd" } else { request });
+            log.lock().push(if is_crd { "crd" } else { request });
             let mut response = serde_json::to_value(&stored).unwrap();
             let sent: Value = serde_json::from_slice(&body).unwrap_or_default();
             if sent["status"].is_object() {
@@ -245,7 +242,7 @@ mod tests {
             let key = DeploymentKey::new("accounts", "acme");
             let (client, log) = home(object(stored), keeps_placements).await;
             let result = write(client, key, Arc::new(object(read)), request, Vec::new()).await;
-            assert_eq!(log.lock().unwrap().join(" "), requests, "{case}");
+            assert_eq!(log.lock().join(" "), requests, "{case}");
             assert_eq!(result.is_crd_outdated, requests.contains("crd"), "{case}");
             let placements = result.object.and_then(|it| it.status?.placements);
             assert_eq!(placements, status(expected).placements, "{case}");

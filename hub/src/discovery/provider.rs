@@ -244,10 +244,9 @@ pub(super) fn secrets(client: &Client, namespace: Option<&str>) -> Api<Secret> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use futures::{StreamExt as _, stream};
     use kube::ResourceExt as _;
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -272,7 +271,7 @@ mod tests {
             ],
         ]);
         let watch = Watch::new(move || {
-            let events = watches.lock().unwrap().pop().unwrap_or_default();
+            let events = watches.lock().pop().unwrap_or_default();
             stream::iter(events).chain(stream::pending())
         });
         let name = |secret: Secret| Some(secret.name_any());

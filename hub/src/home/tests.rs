@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
@@ -11,7 +11,7 @@ use k8s_openapi::ByteString;
 use krypton_runtime::access::{CONNECT_TIMEOUT, LocalSource, kubeconfig_yaml};
 use krypton_types::error_chain::chain;
 use kube::config::InClusterError;
-
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
@@ -306,10 +306,7 @@ impl Server {
         let recorded = Arc::clone(&requests);
         let router = Router::new().fallback(move |uri: Uri, headers: HeaderMap| {
             let agent = headers[header::USER_AGENT].to_str().unwrap().to_owned();
-            recorded
-                .lock()
-                .unwrap()
-                .push((uri.path().to_owned(), agent));
+            recorded.lock().push((uri.path().to_owned(), agent));
             let response = respond();
             async move { response }
         });
@@ -354,7 +351,7 @@ async fn watch_secret_is_fetched_with_local_kubeconfig() {
     assert_home(&home, "https://home:6443/", "blue");
     let agent = format!("krypton-hub/{}", env!("CARGO_PKG_VERSION"));
     let path = "/api/v1/namespaces/krypton/secrets/home".to_owned();
-    assert_eq!(*server.requests.lock().unwrap(), [(path, agent)]);
+    assert_eq!(*server.requests.lock(), [(path, agent)]);
 }
 
 #[tokio::test]
@@ -389,7 +386,7 @@ async fn a_client_leaves_retrying_to_its_caller() {
     .await;
     let client = client(Config::new(server.url.parse().unwrap())).unwrap();
     assert!(client.apiserver_version().await.is_err());
-    assert_eq!(server.requests.lock().unwrap().len(), 1);
+    assert_eq!(server.requests.lock().len(), 1);
 }
 
 fn rendered(config: &Config) -> Value {

@@ -1,7 +1,7 @@
 //! One member: whether its agents are admitted, its desired state, its sessions and its quotas.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_crds::edge_cluster::AgentKeys;
@@ -183,12 +183,11 @@ impl Member {
     }
 
     fn quotas(&self) -> MutexGuard<'_, MemberQuotas> {
-        let quotas = &self.quotas;
-        quotas.lock().unwrap_or_else(PoisonError::into_inner)
+        self.quotas.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (u64, CancellationToken)>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock()
     }
 }
 

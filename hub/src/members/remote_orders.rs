@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::sync::{Mutex, MutexGuard};
@@ -66,7 +66,7 @@ impl<O: Order> RemoteOrders<O> {
     }
 
     fn awaited(&self) -> MutexGuard<'_, Option<BootTime>> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+        self.awaited.lock()
     }
 
     /// Sets the orders of all members. A missing order changes nothing on its member: only an order to remove
@@ -209,8 +209,7 @@ impl<O: Order> RemoteOrders<O> {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, OrderReports<O>>> {
-        // A panic cannot leave these plain values half written, so a poisoned lock is safe to use.
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.lock()
     }
 }
 

@@ -3,7 +3,7 @@
 mod queries;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
@@ -399,7 +399,7 @@ impl TenantReports {
     }
 
     fn lock(&self) -> MutexGuard<'_, StoreState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns and clears the changes since the last call.

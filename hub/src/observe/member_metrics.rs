@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -16,6 +16,7 @@ use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{Truth, reason};
 use krypton_types::desired::Version;
 use krypton_types::validity::{CredentialState, Validity};
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -132,7 +133,7 @@ impl FleetView {
     /// Returns how long each member has lagged behind its desired state, or zero if it doesn't lag.
     fn lags(&self, rows: &[MemberRow], now: BootTime) -> Vec<(String, Duration)> {
         let published = self.members.desired_versions();
-        let mut lags = self.lags.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lags = self.lags.lock();
         let mut next = BTreeMap::new();
         let mut durations = Vec::new();
         for row in rows {

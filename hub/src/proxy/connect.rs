@@ -1,7 +1,7 @@
 //! Connects to a member: builds a client and the kubeconfig for Helm, and identifies the cluster.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -15,6 +15,7 @@ use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::{Authority, SanitizedKubeconfig};
 use krypton_types::validity::Validity;
 use kube::Client;
+use parking_lot::Mutex;
 use tempfile::TempPath;
 use thiserror::Error;
 use tokio::sync::Notify;
@@ -90,7 +91,7 @@ impl MemberConnection {
     }
 
     pub(super) fn used(&self) -> Arc<AccessInUse> {
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = self.used.lock();
         Arc::clone(&used)
     }
 
@@ -115,7 +116,7 @@ impl MemberConnection {
         for (current, next) in self.swappable.iter().zip(&newer.swappable) {
             current.replace(next);
         }
-        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = newer.used();
+        *self.used.lock() = newer.used();
         None
     }
 }

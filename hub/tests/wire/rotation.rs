@@ -2,7 +2,6 @@
 //! stores their identities in Secrets. A small HTTP server replaces their API servers.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
@@ -23,6 +22,7 @@ use krypton_types::ca_rotation::{
 };
 use krypton_types::root_digest::RootDigest;
 use kube::Client;
+use parking_lot::Mutex;
 
 use super::*;
 
@@ -338,7 +338,7 @@ impl AgentSecrets {
             (code, status.to_string()).into_response()
         };
         let namespace = uri.path().split('/').nth(4).unwrap().to_owned();
-        let mut secrets = agent_secrets.secrets.lock().unwrap();
+        let mut secrets = agent_secrets.secrets.lock();
         let stored = secrets.get(&namespace).cloned();
         if method == Method::GET {
             return match stored {
@@ -481,7 +481,7 @@ async fn locked_out_agent_is_refused_and_can_rejoin() {
     late.stop().await;
 
     // It joins again like a new member.
-    home.agent_secrets.secrets.lock().unwrap().remove("edge-1");
+    home.agent_secrets.secrets.lock().remove("edge-1");
     let mut rejoined = home.agent("edge-1").await;
     rejoined.agent.wait_for_chart("1.0.0").await;
     rejoined.stop().await;

@@ -26,7 +26,7 @@ async fn debug_port() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
         move |method: Method, uri: Uri, headers: HeaderMap, body: String| async move {
             let host = headers[header::HOST].to_str().unwrap().to_owned();
             let request = format!("{method} {uri} of {host}: {body}");
-            recorded.lock().unwrap().push(request);
+            recorded.lock().push(request);
             match (uri.path(), body.as_str()) {
                 ("/debug/log", "loud") => (StatusCode::BAD_REQUEST, "no level is loud\n".into()),
                 ("/debug/log", "") => (StatusCode::OK, "info\n".to_owned()),
@@ -168,7 +168,7 @@ async fn port_forward_reaches_leading_hub_and_acting_agent() {
     let expected = "krypton-agent-b: info,a::b=trace until then\n";
     assert_eq!(output.stdout, expected);
     assert_eq!(
-        *requests.lock().unwrap(),
+        *requests.lock(),
         [
             "GET /debug/log of localhost: ",
             "PUT /debug/log?for=600000ms of localhost: debug",

@@ -1,6 +1,6 @@
 //! Tests with kube's client and watcher. The conformance table has the answers to single requests.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, pin_mut};
@@ -12,6 +12,7 @@ use kube::api::{
 };
 use kube::client::{Body, Client};
 use kube::runtime::watcher::{self, Event, watcher};
+use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::server::{Answer, ApiServer, Options};
@@ -40,7 +41,7 @@ async fn respond(shared: Shared, request: Request<Body>) -> Result<Response<Body
     let (head, body) = request.into_parts();
     let request = Request::from_parts(head, body.collect_bytes().await?);
     let response = {
-        let mut clocked = shared.lock().unwrap();
+        let mut clocked = shared.lock();
         let now = clocked.now;
         clocked.server.handle(now, &request)
     };
@@ -52,7 +53,7 @@ async fn respond(shared: Shared, request: Request<Body>) -> Result<Response<Body
     };
     for _ in 0..3000 {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let mut clocked = shared.lock().unwrap();
+        let mut clocked = shared.lock();
         clocked.now += Duration::from_millis(100);
         let now = clocked.now;
         clocked.server.advance(now);
@@ -121,7 +122,7 @@ async fn kube_watcher_sees_every_change() {
             .await
             .unwrap();
         assert_eq!(next_event(&mut events).await, "apply a");
-        shared.lock().unwrap().server.compact();
+        shared.lock().server.compact();
         config_maps
             .delete("b", &DeleteParams::default())
             .await
@@ -148,7 +149,7 @@ async fn compaction_ends_pages_and_watches() {
         .collect();
     assert_eq!(names, [Some("b")]);
 
-    shared.lock().unwrap().server.compact();
+    shared.lock().server.compact();
 
     let expired = config_maps.list(&rest).await.unwrap_err();
     let is_expired = |code: u16, reason: &str| (code, reason) == (410, "Expired");
@@ -174,13 +175,13 @@ async fn watch_gets_bookmark_after_a_minute() {
     assert_eq!(version.minor, "33");
     let config_maps: Api<ConfigMap> = Api::namespaced(client, "default");
     let list = config_maps.list(&ListParams::default()).await.unwrap();
-    let started = shared.lock().unwrap().now;
+    let started = shared.lock().now;
     let params = WatchParams::default().fields("metadata.name!=kube-root-ca.crt");
     let version = list.metadata.resource_version.unwrap();
     let events = config_maps.watch(&params, &version).await.unwrap();
     pin_mut!(events);
     let event = events.next().await.unwrap().unwrap();
     assert!(matches!(event, WatchEvent::Bookmark(_)), "{event:?}");
-    let waited = shared.lock().unwrap().now.duration_since(started);
+    let waited = shared.lock().now.duration_since(started);
     assert_eq!(waited.as_secs(), 60);
 }

@@ -1,8 +1,9 @@
 //! Runs many plans on several threads.
 
 use std::io;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::coverage::Coverage;
 use crate::oracles::Violation;
@@ -35,7 +36,8 @@ pub fn run_all(
     let worker = || -> io::Result<()> {
         while let Some(plan) = next_plan(next_index.fetch_add(1, Ordering::Relaxed)) {
             let outcome = run(&plan, &mut |_| ())?;
-            if let Ok(mut totals) = totals.lock() {
+            {
+                let mut totals = totals.lock();
                 totals.runs += 1;
                 totals.failed += usize::from(outcome.violation.is_some());
                 totals.simulated += outcome.simulated;
@@ -54,7 +56,5 @@ pub fn run_all(
             .map(|result| result.unwrap_or_else(|_| Err(io::Error::other("a run panicked"))))
             .collect::<io::Result<Vec<()>>>()
     })?;
-    totals
-        .into_inner()
-        .map_err(|_| io::Error::other("a run panicked"))
+    Ok(totals.into_inner())
 }

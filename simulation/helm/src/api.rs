@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use http::{Method, Request, header};
 use krypton_helm::releases::manifest;
 use kube::Client;
 use kube::client::Body;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::fault::{ErrorCause, HelmError};
@@ -181,11 +181,7 @@ impl Api {
             return Ok(Some((plural.to_owned(), namespaced)));
         }
         let key = (api_version.to_owned(), kind.to_owned());
-        let cached = self.discovered.lock();
-        let cached = cached
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&key)
-            .cloned();
+        let cached = self.discovered.lock().get(&key).cloned();
         if cached.is_some() || group.is_empty() {
             return Ok(cached);
         }
@@ -205,9 +201,8 @@ impl Api {
             ))
         });
         if let Some(resource_and_scope) = &resource_and_scope {
-            let discovered = self.discovered.lock();
-            discovered
-                .unwrap_or_else(PoisonError::into_inner)
+            self.discovered
+                .lock()
                 .insert(key, resource_and_scope.clone());
         }
         Ok(resource_and_scope)

@@ -1,10 +1,10 @@
 //! One Helm run.
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use krypton_helm::releases::Status;
 use kube::Client;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
@@ -66,11 +66,10 @@ pub async fn run(client: Client, invocation: Invocation, terminate: Cancellation
         }
         Err(RunError::Terminated) => TERMINATED,
     };
-    let take = |output: Mutex<String>| output.into_inner().unwrap_or_else(PoisonError::into_inner);
     Exit {
         code,
-        stdout: take(session.stdout).into_bytes(),
-        stderr: take(session.stderr).into_bytes(),
+        stdout: session.stdout.into_inner().into_bytes(),
+        stderr: session.stderr.into_inner().into_bytes(),
     }
 }
 

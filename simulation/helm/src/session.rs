@@ -1,6 +1,6 @@
 //! State of one Helm run.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use crate::api::Api;
 use crate::arguments::Flags;
@@ -66,8 +66,5 @@ impl Session {
 }
 
 pub(crate) fn append(output: &Mutex<String>, text: &str) {
-    output
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push_str(text);
+    output.lock().push_str(text);
 }

@@ -1,10 +1,7 @@
 //! Measures the effect of a flood of reports, or of a member's API server with endless responses, on other agents of
 //! the hub.
 
-use std::{
-    sync::PoisonError,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use krypton_tests::{
@@ -165,8 +162,7 @@ pub(crate) async fn measure(options: &Options) -> Result<FloodResults> {
                 let before = number(&metrics_before, name).unwrap_or_default();
                 *sum += number(&metrics_after, name)? - before;
             }
-            let collected =
-                std::mem::take(&mut *samples.lock().unwrap_or_else(PoisonError::into_inner));
+            let collected = std::mem::take(&mut *samples.lock());
             let recent = collected
                 .iter()
                 .filter(|(requested_at, _)| *requested_at >= clock);

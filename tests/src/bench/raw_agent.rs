@@ -2,7 +2,7 @@
 //! confirm that it has processed a report.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -18,6 +18,7 @@ use krypton_types::{
     member::MemberReport,
     tenant::{TenantKey, TenantReport},
 };
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -150,7 +151,7 @@ pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> 
             incoming = session.receive() => match incoming? {
                 HubMessageKind::Resync(resync) => {
                     if let Some(sent_at) = sent_at.take() {
-                        let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
+                        let mut samples = samples.lock();
                         samples.push((sent_at, sent_at.elapsed()));
                     }
                     session.send_full_report(resync.number).await?;

@@ -2,7 +2,7 @@
 //! cluster is simulated, and the reconciler sends the reports of an idle one.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -25,6 +25,7 @@ use krypton_types::{
     tenant::{TenantKey, TenantReport},
 };
 use kube::{Api, ResourceExt, api::PostParams};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -246,9 +247,7 @@ impl Agents {
 
 impl SimulatedAgent {
     fn lock(&self) -> MutexGuard<'_, AgentObservation> {
-        self.observation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.observation.lock()
     }
 }
 

@@ -4,14 +4,14 @@ use std::{
     io::{BufRead, BufReader, Write},
     os::unix::net::UnixStream,
     path::PathBuf,
-    sync::Mutex,
 };
 
 use anyhow::{Context, Result, bail};
 use krypton_runtime::off_thread;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Component, credentials::Credentials, lock};
+use super::{Component, credentials::Credentials};
 
 /// Variable with the path of the pool's socket.
 pub(crate) const SOCKET: &str = "KRYPTON_PLANES";
@@ -68,7 +68,7 @@ impl PlaneLease {
     }
 
     fn request(&self, request: &PoolRequest) -> Result<PoolResponse> {
-        let mut stream = lock(&self.stream);
+        let mut stream = self.stream.lock();
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         stream.get_mut().write_all(line.as_bytes())?;

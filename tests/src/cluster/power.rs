@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::{Cluster, Component, Parts, START_DEADLINE, lease::PoolRequest, lock};
+use super::{Cluster, Component, Parts, START_DEADLINE, lease::PoolRequest};
 use crate::{port::Port, process::kill_all, wait::eventually_within};
 
 /// A copy of all etcd data.
@@ -60,7 +60,7 @@ impl Cluster {
         if let Some(lease) = &self.lease {
             return lease.execute(&PoolRequest::Kill(components.to_vec()));
         }
-        let mut running = lock(&self.processes);
+        let mut running = self.processes.lock();
         let mut killed: Vec<_> = components
             .iter()
             .filter_map(|component| running.remove(component.name()))

@@ -1,10 +1,9 @@
 //! Stores the desired Tenants, the objects that may disappear, and the observed violations. The faults and the watches
 //! share it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{BTreeMap, BTreeSet};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     judgement::{ExpectedFleet, ExpectedTenant, Violation},
@@ -167,7 +166,7 @@ impl ExpectedState {
     }
 
     fn lock(&self) -> MutexGuard<'_, FleetRecord> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,10 +1,6 @@
 //! Verifies several hubs: agents follow the leader, and neither its death nor an outdated successor removes anything.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use anyhow::{Result, bail, ensure};
 use futures::StreamExt;
@@ -27,6 +23,7 @@ use kube::{
     api::DeleteParams,
     runtime::{WatchStreamExt, watcher},
 };
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::task::JoinHandle;
 
@@ -188,7 +185,7 @@ impl ConditionHistory {
                 let conditions = member.status.unwrap_or_default().conditions;
                 let connected = condition(&conditions, "Connected");
                 let reason = connected.map(|it| it.reason.clone()).unwrap_or_default();
-                sink.lock().unwrap().push(reason);
+                sink.lock().push(reason);
             }
         });
         let watched = Self {
@@ -204,7 +201,7 @@ impl ConditionHistory {
     }
 
     fn reasons(&self) -> Vec<String> {
-        self.reasons.lock().unwrap().clone()
+        self.reasons.lock().clone()
     }
 }
 

@@ -2,7 +2,7 @@
 //! conformance is tested against a real API server.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,6 +13,7 @@ use krypton_sim_apiserver::server::{Answer, ApiServer, Options};
 use kube::api::PostParams;
 use kube::client::Body;
 use kube::{Api, Client};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::json;
 
 /// The API server. It serves no watches.
@@ -74,7 +75,7 @@ impl SimulatedHome {
     }
 
     fn state(&self) -> MutexGuard<'_, StoppableServer> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     async fn respond(&self, request: Request<Body>) -> Response<Body> {

@@ -1,7 +1,5 @@
 //! Tests of the Secret's content, and of the store against a small HTTP server.
 
-use std::sync::Mutex;
-
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State as Shared;
@@ -10,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use krypton_runtime::access::new_client;
 use krypton_types::error_chain::chain;
 use kube::Config;
+use parking_lot::Mutex;
 use rcgen::{CertificateParams, KeyPair};
 
 use super::*;
@@ -118,7 +117,7 @@ async fn handle(
     uri: Uri,
     body: Bytes,
 ) -> Response {
-    let mut api_server = api_server.lock().unwrap();
+    let mut api_server = api_server.lock();
     api_server.requests.push(format!("{method} {}", uri.path()));
     if api_server.forbidden {
         return status(403, "user agent may not do that");
@@ -194,7 +193,7 @@ pub(crate) async fn store_with_conflict(identity: &Identity, other_identity: &Id
 async fn key_is_stored_first_and_namespace_created() {
     let (store, api_server) = store(FakeApiServer::default()).await;
     let stored = store.load().await.unwrap();
-    assert!(api_server.lock().unwrap().namespace);
+    assert!(api_server.lock().namespace);
     assert_eq!(stored.identity.enrolled, None);
     let reloaded = store.load().await.unwrap();
     assert_eq!(
@@ -232,7 +231,7 @@ async fn slower_replica_adopts_identity_stored_first() {
         other_identity.key.serialize_der()
     );
 
-    api_server.lock().unwrap().conflicting_write = Some(secret_of(&other_identity));
+    api_server.lock().conflicting_write = Some(secret_of(&other_identity));
     let stored = store.replace(stored, identity()).await.unwrap();
     assert_eq!(stored.identity.enrolled, other_identity.enrolled);
 }
@@ -255,7 +254,7 @@ async fn unreadable_identity_is_reported_and_not_overwritten() {
     );
     assert!(message.contains("tls.key"), "{message}");
     assert!(!error.is_retryable());
-    let requests = api_server.lock().unwrap().requests.clone();
+    let requests = api_server.lock().requests.clone();
     assert!(
         requests.iter().all(|line| line.starts_with("GET")),
         "{requests:?}"

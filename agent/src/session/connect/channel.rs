@@ -2,12 +2,13 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use krypton_runtime::net::Stream;
+use parking_lot::Mutex;
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::client::TlsStream;
@@ -33,10 +34,7 @@ pub(super) async fn channel(stream: TlsStream<Stream>) -> Result<(Channel, Recei
     };
     let unused_stream = Mutex::new(Some(TokioIo::new(recorder)));
     let connector = service_fn(move |_| {
-        let stream = unused_stream
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let stream = unused_stream.lock().take();
         async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
     });
     let channel = Endpoint::from_static(PLACEHOLDER_URI)

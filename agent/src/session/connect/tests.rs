@@ -1,11 +1,10 @@
 //! Tests over real sockets and real TLS on loopback.
 
-use std::sync::Mutex;
-
 use krypton_proto::v1::RenewRequest;
 use krypton_runtime::dial::ProxiedTcp;
 use krypton_runtime::tls;
 use krypton_types::error_chain::chain;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
@@ -194,7 +193,7 @@ async fn http_proxy(status: u16) -> (String, Arc<Mutex<Vec<String>>>) {
             }
             let request = String::from_utf8(request).unwrap();
             let target = request.split(' ').nth(1).unwrap().to_owned();
-            received.lock().unwrap().push(request);
+            received.lock().push(request);
             let response = format!("HTTP/1.1 {status} Status\r\n\r\n");
             stream.write_all(response.as_bytes()).await.unwrap();
             if status == 200 {
@@ -222,7 +221,7 @@ async fn hub_is_reached_through_proxy_of_environment() {
     };
     let (address, requests) = http_proxy(200).await;
     dialer_through(&address, "").connect().await.unwrap();
-    let request = requests.lock().unwrap().join("");
+    let request = requests.lock().join("");
     let request_line = format!("CONNECT {} HTTP/1.1\r\n", hub.address);
     assert!(request.starts_with(&request_line), "{request}");
     assert!(request.contains("Basic bWU6c2VjcmV0"), "{request}");
@@ -230,7 +229,7 @@ async fn hub_is_reached_through_proxy_of_environment() {
         .connect()
         .await
         .unwrap();
-    assert_eq!(requests.lock().unwrap().len(), 1);
+    assert_eq!(requests.lock().len(), 1);
 
     let (address, _) = http_proxy(403).await;
     let error = dialer_through(&address, "").connect().await.unwrap_err();

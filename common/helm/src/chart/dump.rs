@@ -1,7 +1,5 @@
 //! The charts of a cache in a dump.
 
-use std::sync::PoisonError;
-
 use krypton_runtime::clock::BootTime;
 use serde::Serialize;
 
@@ -28,7 +26,7 @@ pub struct CachedChartDump {
 impl ChartCache {
     /// Returns all charts that were requested, sorted by their reference. Does not wait for fetches.
     pub fn dump(&self, now: BootTime) -> Vec<CachedChartDump> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.lock();
         let charts = entries.iter().filter_map(|(chart, entry)| {
             let state = entry.try_lock().ok();
             CachedChartDump::new(chart, state.as_deref(), now)

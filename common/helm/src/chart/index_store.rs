@@ -2,11 +2,11 @@
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use flate2::read::MultiGzDecoder;
 use krypton_runtime::off_thread;
 use krypton_types::fingerprint::sha256_hex;
+use parking_lot::Mutex;
 use reqwest::header::{
     ACCEPT_ENCODING, CONTENT_ENCODING, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH,
 };
@@ -83,7 +83,7 @@ impl IndexStore {
     }
 
     fn cached(&self, url: &Url) -> Option<CachedIndex> {
-        let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let cached = self.cached.lock();
         cached.iter().find(|index| index.url == *url).cloned()
     }
 
@@ -102,7 +102,7 @@ impl IndexStore {
             .await
         };
         let evicted = {
-            let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut cached = self.cached.lock();
             cached.retain(|index| index.url != url);
             let oldest = (cached.len() >= MAX_INDEXES).then(|| cached.remove(0));
             match written {

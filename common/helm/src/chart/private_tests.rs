@@ -128,7 +128,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
             site.respond(&url_of_chart, StubResponse::Redirect(to));
         }
         let cache = &cache;
-        cache.entries.lock().unwrap().clear();
+        cache.entries.lock().clear();
         cache.fetch(&chart(&url, "1.0.0")).await.unwrap();
         for (path, header) in site.take_requests() {
             assert_eq!(header, LOGIN_HEADER, "{path}");
@@ -146,7 +146,7 @@ async fn credentials_are_sent_only_to_chart_repository() {
     let away = StubResponse::Redirect(format!("{other}/back.tgz"));
     site.respond("/away.tgz", away);
     site.serve("/index.yaml", index("1.0.0", "/away.tgz"));
-    cache.entries.lock().unwrap().clear();
+    cache.entries.lock().clear();
     let error = cache.fetch(&chart(&url, "1.0.0")).await.unwrap_err();
     assert!(error.to_string().contains("returned 401"), "{error}");
     assert!(!format!("{error}{error:?}{cache:?}").contains("hunter2"));

@@ -49,13 +49,13 @@ async fn respond(State(site): State<StubSite>, request: Request) -> Response {
     };
     let authorization = header("authorization");
     let has_login = !authorization.is_empty();
-    let mut requests = site.requests.lock().unwrap();
+    let mut requests = site.requests.lock();
     requests.push((path.clone(), authorization));
     drop(requests);
     if site.requires_login && !has_login {
         return StatusCode::UNAUTHORIZED.into_response();
     }
-    let response = site.responses.lock().unwrap().get(&path).cloned();
+    let response = site.responses.lock().get(&path).cloned();
     let file = match response.unwrap_or(StubResponse::Status(404)) {
         StubResponse::Body(file) => file,
         StubResponse::Status(code) => return StatusCode::from_u16(code).unwrap().into_response(),
@@ -99,7 +99,7 @@ impl StubSite {
     }
 
     pub(super) fn respond(&self, path: &str, response: StubResponse) {
-        let mut responses = self.responses.lock().unwrap();
+        let mut responses = self.responses.lock();
         responses.insert(path.to_owned(), response);
     }
 
@@ -113,20 +113,20 @@ impl StubSite {
     }
 
     pub(super) fn response(&self, path: &str) -> StubResponse {
-        self.responses.lock().unwrap()[path].clone()
+        self.responses.lock()[path].clone()
     }
 
     pub(super) fn hits(&self, path: &str) -> usize {
-        let requests = self.requests.lock().unwrap();
+        let requests = self.requests.lock();
         requests.iter().filter(|(other, _)| other == path).count()
     }
 
     pub(super) fn all_hits(&self) -> usize {
-        self.requests.lock().unwrap().len()
+        self.requests.lock().len()
     }
 
     pub(super) fn take_requests(&self) -> Vec<(String, String)> {
-        std::mem::take(&mut *self.requests.lock().unwrap())
+        std::mem::take(&mut *self.requests.lock())
     }
 }
 

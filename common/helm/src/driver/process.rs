@@ -463,8 +463,9 @@ async fn version(binary: &Path, environment: Vec<(OsString, OsString)>) -> io::R
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
+    use parking_lot::Mutex;
     use tokio::sync::Notify;
 
     use super::*;
@@ -481,7 +482,7 @@ mod tests {
     impl StubbornHelm {
         fn receive(&self, signal: &'static str) {
             let seconds = self.started.elapsed().as_secs();
-            self.received.lock().unwrap().push((signal, seconds));
+            self.received.lock().push((signal, seconds));
         }
     }
 
@@ -545,7 +546,7 @@ mod tests {
         let (_handle, stop) = StopHandle::new();
         let outcome = job.run(&stop).await.unwrap();
         assert!(matches!(outcome, RunOutcome::TimedOut { stderr } if stderr == b"slow"));
-        let received = helm.received.lock().unwrap();
+        let received = helm.received.lock();
         assert_eq!(*received, [("terminate", 600), ("kill", 630)]);
     }
 

@@ -7,11 +7,12 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getpgrp, getpid, getrlimit,
@@ -103,7 +104,7 @@ pub fn supervise(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
     let exited = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     while matches!(waitid(WaitId::Pid(pid), exited), Err(Errno::INTR)) {}
-    *helm_pid.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *helm_pid.lock() = None;
     match helm.wait() {
         Ok(status) => {
             let code = status.code().map_or_else(
@@ -159,7 +160,7 @@ fn read_commands(helm_pid: &Mutex<Option<Pid>>, until: &AtomicU64) {
                 }
             }
             Ok(1..) if byte == [TERMINATE] => {
-                let helm_pid = helm_pid.lock().unwrap_or_else(PoisonError::into_inner);
+                let helm_pid = helm_pid.lock();
                 if let Some(pid) = *helm_pid
                     && let Err(error) = kill_process(pid, Signal::TERM)
                 {

@@ -170,10 +170,9 @@ fn emit_event(events: &EventRecorder, result: &RestoreResult) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use http::Method;
     use krypton_crds::tenant::TenantSpec;
+    use parking_lot::Mutex;
     use serde_json::json;
 
     use super::*;
@@ -192,7 +191,7 @@ mod tests {
         let records = records.iter().map(|name| record_for(&tenant(name)));
         let records: Mutex<Vec<_>> = Mutex::new(records.collect());
         StubServer::start(move |request| {
-            let mut records = records.lock().unwrap();
+            let mut records = records.lock();
             let name = request.body["metadata"]["name"].as_str();
             match request.line().as_str() {
                 "GET secrets" => (200, json!({"metadata": {}, "items": *records})),

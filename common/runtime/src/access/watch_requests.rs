@@ -11,14 +11,15 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use http::{Request, Response, Uri};
 use hyper::body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
@@ -159,10 +160,7 @@ where
 impl WatchLayer {
     fn reserve_start(&self, key: String) -> Instant {
         let now = Instant::now();
-        let mut next_starts = self
-            .next_starts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut next_starts = self.next_starts.lock();
         next_starts.retain(|_, at| *at > now);
         let at = next_starts.get(&key).copied().unwrap_or(now);
         next_starts.insert(key, at + START_INTERVAL);
@@ -271,9 +269,9 @@ mod tests {
         let body = line.chain(end.filter_map(|end| async { end }));
         let mut response = Response::new(axum::body::Body::from_stream(body));
         *response.status_mut() = status;
-        let response = std::sync::Mutex::new(Some(response));
+        let response = Mutex::new(Some(response));
         let service = tower::service_fn(|_: Request<()>| {
-            let response = response.lock().unwrap().take();
+            let response = response.lock().take();
             async { response.ok_or("called twice") }
         });
         let response = WatchLayer::default()

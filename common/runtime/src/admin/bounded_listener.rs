@@ -6,11 +6,12 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::serve::Listener;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, Sleep};
@@ -46,10 +47,6 @@ impl ConnectionLimits {
 type Connections = BTreeMap<u64, (IpAddr, CancellationToken)>;
 type OpenConnections = Arc<Mutex<Connections>>;
 
-fn lock(open: &OpenConnections) -> MutexGuard<'_, Connections> {
-    open.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Returns the oldest connection of the address with the most connections.
 fn connection_to_evict(open: &Connections) -> Option<u64> {
     let mut by_address: BTreeMap<IpAddr, (usize, u64)> = BTreeMap::new();
@@ -82,7 +79,7 @@ impl BoundedListener {
     }
 
     fn admit(&mut self, address: IpAddr) -> (ConnectionEntry, CancellationToken) {
-        let mut open = lock(&self.open);
+        let mut open = self.open.lock();
         while open.len() >= self.limits.connections.max(1)
             && let Some(number) = connection_to_evict(&open)
             && let Some((_, oldest)) = open.remove(&number)
@@ -134,7 +131,7 @@ struct ConnectionEntry {
 
 impl Drop for ConnectionEntry {
     fn drop(&mut self) {
-        lock(&self.open).remove(&self.number);
+        self.open.lock().remove(&self.number);
     }
 }
 

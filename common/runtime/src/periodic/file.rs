@@ -172,7 +172,9 @@ pub async fn read_or_wait<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, Mutex, mpsc};
+    use std::sync::{Arc, mpsc};
+
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::newest::NewestSeen as _;
@@ -251,11 +253,11 @@ mod tests {
         let contents = Mutex::new(contents.into_iter().chain([Err(()), Err(())]));
         let (end_tx, end_rx) = tokio::sync::oneshot::channel::<()>();
         let end_tx = Mutex::new(Some(end_tx));
-        let read = Arc::new(move || match contents.lock().unwrap().next() {
+        let read = Arc::new(move || match contents.lock().next() {
             Some(Ok(text)) => Ok(text.as_bytes().to_vec()),
             Some(Err(())) => Err(FileError::NotAFile(file(Path::new("test")))),
             None => {
-                end_tx.lock().unwrap().take();
+                end_tx.lock().take();
                 Ok(b"0".to_vec())
             }
         });
@@ -263,7 +265,6 @@ mod tests {
         let parse = |bytes: &[u8]| {
             parsed
                 .lock()
-                .unwrap()
                 .push(String::from_utf8_lossy(bytes).into_owned());
             number(bytes)
         };
@@ -273,7 +274,7 @@ mod tests {
             _ = end_rx => {}
             () = following => {}
         }
-        let parsed = parsed.lock().unwrap();
+        let parsed = parsed.lock();
         assert_eq!(parsed[..4], ["1", "x", "y", "1"]);
         assert!(parsed[4..].iter().all(|it| it == "0"), "{parsed:?}");
     }
@@ -288,7 +289,7 @@ mod tests {
             let reads = Arc::clone(&reads);
             move || {
                 reads.fetch_add(1, Ordering::SeqCst);
-                let response = mount.lock().unwrap().recv();
+                let response = mount.lock().recv();
                 Ok(response.unwrap_or_default().to_vec())
             }
         };

@@ -1,42 +1,33 @@
-//! The mutex of the standard library, with a turn in the schedule before it is locked and after it is unlocked.
+//! The mutex of parking_lot, with a turn in the schedule before it is locked and after it is unlocked.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{LockResult, PoisonError};
 
 use super::schedule::Claim;
 
-/// Has the methods of [`std::sync::Mutex`] that Krypton uses.
+/// Has the methods of [`parking_lot::Mutex`] that Krypton uses.
 #[derive(Debug, Default)]
-pub struct Mutex<T>(std::sync::Mutex<T>);
+pub struct Mutex<T>(parking_lot::Mutex<T>);
 
 /// Unlocks the mutex when it is dropped.
 #[derive(Debug)]
+#[must_use = "dropping it unlocks the mutex"]
 pub struct MutexGuard<'a, T> {
     // Dropped before the claim, so the next thread finds the mutex unlocked.
-    value: std::sync::MutexGuard<'a, T>,
+    value: parking_lot::MutexGuard<'a, T>,
     _claim: Claim,
 }
 
 impl<T> Mutex<T> {
     pub const fn new(value: T) -> Self {
-        Self(std::sync::Mutex::new(value))
+        Self(parking_lot::Mutex::new(value))
     }
 
     /// Waits for the mutex and locks it.
-    ///
-    /// # Errors
-    /// Fails if a thread has panicked while it held the mutex. The error contains the guard.
-    pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+    pub fn lock(&self) -> MutexGuard<'_, T> {
         let claim = Claim::new(std::ptr::from_ref(self).addr());
-        match self.0.lock() {
-            Ok(value) => Ok(MutexGuard {
-                value,
-                _claim: claim,
-            }),
-            Err(poisoned) => Err(PoisonError::new(MutexGuard {
-                value: poisoned.into_inner(),
-                _claim: claim,
-            })),
+        MutexGuard {
+            value: self.0.lock(),
+            _claim: claim,
         }
     }
 }

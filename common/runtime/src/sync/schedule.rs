@@ -13,11 +13,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt as _, SeedableRng as _};
 
@@ -208,18 +209,13 @@ impl State {
 }
 
 impl ScheduleRun {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts the first thread, and waits until all have ended.
     fn supervise(&self) -> Result<(), String> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.give_turn(&mut state);
         let (mut turns, mut stalls) = (state.turns, 0);
         while !state.is_over() {
-            let wait_result = self.progress.wait_timeout(state, STALL);
-            state = wait_result.unwrap_or_else(PoisonError::into_inner).0;
+            self.progress.wait_for(&mut state, STALL);
             if state.turns != turns {
                 (turns, stalls) = (state.turns, 0);
                 continue;
@@ -246,7 +242,8 @@ impl ScheduleRun {
             let next = ready[state.generator.random_range(0..ready.len())];
             state.threads[next].state = ThreadState::Running;
             state.running = Some(next);
-            return self.turns[next].notify_one();
+            self.turns[next].notify_one();
+            return;
         }
         state.running = None;
         if state.is_over() {
@@ -260,7 +257,9 @@ impl ScheduleRun {
     fn fail(&self, state: &mut State, problem: Option<String>) {
         let problem = problem.unwrap_or_else(|| format!("deadlock: {}", state.describe_waits()));
         state.failure.get_or_insert(problem);
-        self.turns.iter().for_each(Condvar::notify_one);
+        for turn in &self.turns {
+            turn.notify_one();
+        }
         self.progress.notify_one();
     }
 }
@@ -289,11 +288,13 @@ impl ThreadHandle {
     fn run_body(self, body: ThreadBody) {
         CURRENT_THREAD.set(Some(self.clone()));
         let result = catch_unwind(AssertUnwindSafe(|| {
-            self.unwind_if_failed(self.wait(self.run.lock()));
+            let mut state = self.run.state.lock();
+            self.wait(&mut state);
+            self.unwind_if_failed(state);
             body();
         }));
         CURRENT_THREAD.set(None);
-        let mut state = self.run.lock();
+        let mut state = self.run.state.lock();
         state.threads[self.number].state = ThreadState::Ended;
         match result {
             Err(panic) if !panic.is::<ScheduleFailed>() => {
@@ -306,8 +307,10 @@ impl ThreadHandle {
     }
 
     /// Gives the turn to another thread until this one is chosen again.
-    fn pause(&self, state: ThreadState) {
-        self.unwind_if_failed(self.pass_turn(self.run.lock(), state));
+    fn pause(&self, next: ThreadState) {
+        let mut state = self.run.state.lock();
+        self.pass_turn(&mut state, next);
+        self.unwind_if_failed(state);
     }
 
     /// Unwinds the thread if the schedule has failed.
@@ -319,14 +322,10 @@ impl ThreadHandle {
         }
     }
 
-    fn pass_turn<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        next: ThreadState,
-    ) -> MutexGuard<'a, State> {
+    fn pass_turn(&self, state: &mut MutexGuard<'_, State>, next: ThreadState) {
         state.threads[self.number].state = next;
-        self.give_turn(&mut state);
-        self.wait(state)
+        self.give_turn(state);
+        self.wait(state);
     }
 
     /// Gives the turn away, unless another thread has run since this one was stuck.
@@ -337,18 +336,17 @@ impl ThreadHandle {
     }
 
     /// Waits until it is this thread's turn, or the schedule has failed.
-    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait(&self, state: &mut MutexGuard<'_, State>) {
         let turn = &self.run.turns[self.number];
         while state.failure.is_none() && state.running != Some(self.number) {
             // On a busy machine, a thread can lose its turn before it wakes up.
             if state.threads[self.number].state == ThreadState::Stuck {
                 state.threads[self.number].state = ThreadState::Ready;
-                self.give_turn(&mut state);
+                self.give_turn(state);
                 continue;
             }
-            state = turn.wait(state).unwrap_or_else(PoisonError::into_inner);
+            turn.wait(state);
         }
-        state
     }
 }
 
@@ -376,9 +374,9 @@ impl Claim {
         let handle = ThreadHandle::current().filter(|_| !thread::panicking());
         if let Some(handle) = &handle {
             handle.pause(ThreadState::Ready);
-            let mut state = handle.run.lock();
+            let mut state = handle.run.state.lock();
             while state.failure.is_none() && state.holders.contains_key(&mutex) {
-                state = handle.pass_turn(state, ThreadState::Locked(mutex));
+                handle.pass_turn(&mut state, ThreadState::Locked(mutex));
             }
             state.holders.insert(mutex, handle.number);
             handle.unwind_if_failed(state);
@@ -392,7 +390,7 @@ impl Drop for Claim {
         let Some((handle, mutex)) = self.0.take() else {
             return;
         };
-        let mut state = handle.run.lock();
+        let mut state = handle.run.state.lock();
         state.holders.remove(&mutex);
         for thread in &mut state.threads {
             if thread.state == ThreadState::Locked(mutex) {
@@ -401,7 +399,7 @@ impl Drop for Claim {
         }
         // A thread of a failed schedule unwinds at its next lock, because a destructor must not.
         if state.failure.is_none() && !thread::panicking() {
-            drop(handle.pass_turn(state, ThreadState::Ready));
+            handle.pass_turn(&mut state, ThreadState::Ready);
         }
     }
 }
@@ -413,11 +411,11 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     loop {
         handle.pause(ThreadState::Ready);
-        handle.run.lock().threads[handle.number].woken = false;
+        handle.run.state.lock().threads[handle.number].woken = false;
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
-        if !handle.run.lock().threads[handle.number].woken {
+        if !handle.run.state.lock().threads[handle.number].woken {
             handle.pause(ThreadState::Asleep);
         }
     }
@@ -429,7 +427,7 @@ struct ThreadWaker(ThreadHandle);
 impl Wake for ThreadWaker {
     fn wake(self: Arc<Self>) {
         let ThreadHandle { run, number } = &self.0;
-        let mut state = run.lock();
+        let mut state = run.state.lock();
         let thread = &mut state.threads[*number];
         thread.woken = true;
         if thread.state == ThreadState::Asleep {

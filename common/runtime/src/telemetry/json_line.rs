@@ -4,9 +4,10 @@
 //! inwards, and of the event. If a name occurs several times, only the innermost value is written.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use parking_lot::RwLock;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use serde_json::Value;
 use tracing::field::{Field, Visit};
@@ -29,13 +30,13 @@ pub struct ProcessFields(Arc<RwLock<Vec<(&'static str, String)>>>);
 impl ProcessFields {
     /// Adds a field to all further lines. A span or event with a field of the same name overrides it.
     pub fn set(&self, name: &'static str, value: impl Into<String>) {
-        let mut fields = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut fields = self.0.write();
         fields.retain(|(known, _)| *known != name);
         fields.push((name, value.into()));
     }
 
     fn for_each(&self, mut visit: impl FnMut(&'static str, &str)) {
-        let fields = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let fields = self.0.read();
         for (name, value) in fields.iter() {
             visit(name, value);
         }
@@ -183,8 +184,9 @@ impl Serialize for LogLine<'_> {
 #[cfg(test)]
 pub(super) mod tests {
     use std::io;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
+    use parking_lot::Mutex;
     use serde_json::json;
     use tracing::{error_span, info, warn};
     use tracing_subscriber::layer::SubscriberExt as _;
@@ -312,13 +314,13 @@ pub(super) mod tests {
 
     impl LogBuffer {
         pub(in super::super) fn text(&self) -> String {
-            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+            String::from_utf8(self.0.lock().clone()).unwrap()
         }
     }
 
     impl io::Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
+            self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
         }
 

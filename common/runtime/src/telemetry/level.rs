@@ -1,9 +1,10 @@
 //! Log filter of the process, and its changes at runtime.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use tracing::subscriber::Interest;
 use tracing::{Metadata, Subscriber};
 use tracing_subscriber::Registry;
@@ -189,8 +190,7 @@ impl LogLevel {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code panics between two changes of the state.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

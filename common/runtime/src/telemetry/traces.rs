@@ -385,9 +385,10 @@ fn shorten(attribute: &mut KeyValue) {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use opentelemetry::trace::SpanId;
+    use parking_lot::Mutex;
     use tracing::field::Empty;
     use tracing_subscriber::filter::dynamic_filter_fn;
     use tracing_subscriber::layer::SubscriberExt as _;
@@ -473,7 +474,7 @@ mod tests {
             if self.is_unavailable.load(Ordering::Relaxed) {
                 return Err(OTelSdkError::InternalFailure("away".to_owned()));
             }
-            self.spans.lock().unwrap().extend(batch);
+            self.spans.lock().extend(batch);
             Ok(())
         }
     }
@@ -501,7 +502,7 @@ mod tests {
         let subscriber =
             tracing_subscriber::registry().with(vec![layer(&provider, "krypton-agent")]);
         tracing::subscriber::with_default(subscriber, run);
-        let spans = memory.spans.lock().unwrap().clone();
+        let spans = memory.spans.lock().clone();
         let count = spans.len();
         let by_name: BTreeMap<_, _> = spans
             .into_iter()
@@ -571,10 +572,7 @@ mod tests {
                 assert_eq!(result.is_err(), is_unavailable);
             }
         });
-        assert_eq!(
-            *lines.lock().unwrap(),
-            [Level::WARN, Level::INFO, Level::WARN]
-        );
+        assert_eq!(*lines.lock(), [Level::WARN, Level::INFO, Level::WARN]);
     }
 
     type Levels = Arc<Mutex<Vec<Level>>>;
@@ -585,7 +583,7 @@ mod tests {
         let to = Arc::clone(&lines);
         let count = dynamic_filter_fn(move |metadata, _| {
             if metadata.is_event() {
-                to.lock().unwrap().push(*metadata.level());
+                to.lock().push(*metadata.level());
             }
             false
         });

@@ -6,11 +6,12 @@ use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_helm::driver;
 use krypton_runtime::{off_thread, process_group};
+use parking_lot::Mutex;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -117,10 +118,7 @@ impl Plugins {
     }
 
     fn slots_for(&self, provider: &str) -> Arc<Semaphore> {
-        let mut all = self
-            .provider_slots
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.provider_slots.lock();
         let slots = all.entry(provider.to_owned());
         Arc::clone(slots.or_insert_with(|| Arc::new(Semaphore::new(MAX_PER_PROVIDER))))
     }

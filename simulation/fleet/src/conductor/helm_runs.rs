@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_runtime::access;
@@ -10,6 +10,7 @@ use krypton_sim_helm::arguments::{Invocation, kubeconfig_of};
 use krypton_sim_helm::run::Exit;
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::Simulation;
@@ -70,7 +71,7 @@ impl Simulation {
         let main: MainFunction = Box::new(move || {
             Box::pin(async move {
                 let exit = helm_main(invocation, stop).await;
-                *exit_slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(exit);
+                *exit_slot.lock() = Some(exit);
                 Ok(())
             })
         });
@@ -149,7 +150,7 @@ impl Simulation {
     /// Handles the return of Helm's main function.
     pub(super) fn handle_helm_exit(&mut self, id: ProcessId) {
         let exit = self.helm_runs.get(&id).and_then(|run| {
-            let mut exit = run.exit.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut exit = run.exit.lock();
             exit.take()
         });
         self.end_helm(id, exit);

@@ -2,8 +2,9 @@
 
 use std::future::poll_fn;
 use std::process::ExitStatus;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The state of a Helm process that its driver can observe.
 #[derive(Debug, Default)]
@@ -26,7 +27,7 @@ impl HelmRunState {
     }
 
     fn lock(&self) -> MutexGuard<'_, HelmExitState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) async fn wait_for_exit(&self) -> (ExitStatus, Vec<u8>) {

@@ -28,13 +28,13 @@ fn two_locks(scene: &mut Scene, opposite: bool) {
             locks.reverse();
         }
         scene.thread(name, move || {
-            let mut outer = locks[0].lock().unwrap();
+            let mut outer = locks[0].lock();
             *outer += 1;
-            *locks[1].lock().unwrap() += *outer;
+            *locks[1].lock() += *outer;
         });
     }
     let [_, last] = locks;
-    scene.end(move || assert!(opposite || *last.lock().unwrap() == 3));
+    scene.end(move || assert!(opposite || *last.lock() == 3));
 }
 
 #[test]
@@ -55,12 +55,12 @@ fn set_and_wait_for_flag(scene: &mut Scene, notify: fn(&Notify)) {
     let state = Arc::new((Mutex::new(false), Notify::new()));
     let setter = Arc::clone(&state);
     scene.thread("setter", move || {
-        *setter.0.lock().unwrap() = true;
+        *setter.0.lock() = true;
         notify(&setter.1);
     });
     scene.task("waiter", async move {
         loop {
-            let set = *state.0.lock().unwrap();
+            let set = *state.0.lock();
             if set {
                 return;
             }
