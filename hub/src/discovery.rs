@@ -28,7 +28,7 @@ use krypton_runtime::watchdog::Watchdog;
 use krypton_types::conditions::reason;
 use krypton_types::kubeconfig::SanitizedKubeconfig;
 use krypton_types::names;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -291,7 +291,7 @@ impl ProviderHandle {
     pub async fn next_reread(&self) -> Origin {
         loop {
             let added = self.rereads.added.notified();
-            if let Some(origin) = self.rereads.lock().pop_first() {
+            if let Some(origin) = self.rereads.origins.lock().pop_first() {
                 return origin;
             }
             added.await;
@@ -308,12 +308,8 @@ struct RereadRequests {
 
 impl RereadRequests {
     fn add(&self, origin: &Origin) {
-        self.lock().insert(origin.clone());
+        self.origins.lock().insert(origin.clone());
         self.added.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<Origin>> {
-        self.origins.lock()
     }
 }
 
@@ -328,7 +324,7 @@ impl Departures {
         previous: &BTreeMap<Origin, Arc<Source>>,
         current: &BTreeMap<Origin, Arc<Source>>,
     ) {
-        let mut departures = self.lock();
+        let mut departures = self.0.lock();
         for origin in current.keys() {
             departures
                 .entry(origin.clone())
@@ -358,7 +354,7 @@ impl Departures {
         listed_elsewhere: impl Fn(&Origin) -> bool,
     ) -> BTreeSet<Origin> {
         let mut departed = BTreeSet::new();
-        self.lock().retain(|origin, listed_again| {
+        self.0.lock().retain(|origin, listed_again| {
             if !listed_elsewhere(origin) || (finds_unreferenced && *listed_again) {
                 departed.insert(origin.clone());
                 return false;
@@ -366,10 +362,6 @@ impl Departures {
             finds_unreferenced
         });
         departed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Origin, bool>> {
-        self.0.lock()
     }
 }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
-use krypton_runtime::sync::{Mutex, MutexGuard};
+use krypton_runtime::sync::Mutex;
 use krypton_types::desired::Version;
 use tokio::sync::{Notify, watch};
 
@@ -147,7 +147,7 @@ impl MemberRegistry {
         self.deployments.reset_for_term(since);
         self.placements.reset_for_term(since);
         self.reports.reset_targets();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.awaited = Some(since);
         let RegistryState { members, fleet, .. } = &mut *state;
         for (name, entry) in members {
@@ -163,7 +163,7 @@ impl MemberRegistry {
 
     /// Records that the EdgeClusters were listed in this term and the admissions derive from that list.
     pub fn listed_in(&self, since: Option<BootTime>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.awaited == since {
             state.awaited = None;
         }
@@ -174,7 +174,7 @@ impl MemberRegistry {
     /// # Errors
     /// Fails if there is no such member, or if the EdgeClusters are not listed yet.
     pub fn get(&self, name: &str) -> Result<Arc<Member>, NotFound> {
-        let state = self.lock();
+        let state = self.state.lock();
         if state.awaited.is_some() {
             return Err(NotFound::NotYet);
         }
@@ -200,7 +200,7 @@ impl MemberRegistry {
     }
 
     fn each_member<T>(&self, map: impl Fn(&Member) -> Option<T>) -> BTreeMap<String, T> {
-        let state = self.lock();
+        let state = self.state.lock();
         let mapped = state.members.iter().filter_map(|(name, entry)| {
             let mapped = map(entry.member.as_ref()?)?;
             Some((name.clone(), mapped))
@@ -233,7 +233,7 @@ impl MemberRegistry {
     /// Rejects the sessions of this EdgeCluster's member immediately, because a reconcile of a large fleet
     /// takes time.
     pub fn reject_sessions(&self, name: &str, uid: Option<&str>, reason: &str) {
-        let state = self.lock();
+        let state = self.state.lock();
         let member = state.member(name);
         if let Some(member) = member.filter(|member| Some(&*member.uid) == uid) {
             reject(member, reason);
@@ -249,7 +249,7 @@ impl MemberRegistry {
         has_proxy: impl Fn(&str) -> bool,
         needed: impl Fn(&str) -> bool,
     ) -> Vec<String> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.listed = true;
         let RegistryState { members, fleet, .. } = &mut *state;
         let mut forgotten = Vec::new();
@@ -279,12 +279,8 @@ impl MemberRegistry {
         forgotten
     }
 
-    fn lock(&self) -> MutexGuard<'_, RegistryState> {
-        self.state.lock()
-    }
-
     fn with<T>(&self, name: &str, action: impl FnOnce(&mut LockedMember<'_>) -> T) -> T {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let RegistryState { members, fleet, .. } = &mut *state;
         action(&mut LockedMember {
             registry: self,

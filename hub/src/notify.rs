@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeploymentStatus};
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
-use krypton_runtime::sync::{Mutex, MutexGuard};
+use krypton_runtime::sync::Mutex;
 use krypton_types::ca_rotation::RotationPhase;
 use krypton_types::conditions::{self, READY, Truth};
 use krypton_types::deployment::DeploymentKey;
@@ -205,7 +205,7 @@ impl Notifier {
         let Some(state) = &self.0 else { return };
         if let Some(term) = state.leader.term_since() {
             let version = version.to_owned().into();
-            state.changes().set_baseline(term, CHART, version);
+            state.changes.lock().set_baseline(term, CHART, version);
         }
     }
 
@@ -241,7 +241,7 @@ impl Notifier {
 
     fn forget(&self, subject: Subject<'_>) {
         if let Some(state) = &self.0 {
-            state.changes().forget(subject);
+            state.changes.lock().forget(subject);
         }
     }
 }
@@ -263,17 +263,13 @@ fn member_subject<'a>(kind: Kind, type_: &'a str, member: &'a str) -> Subject<'a
 }
 
 impl State {
-    fn changes(&self) -> MutexGuard<'_, Changes> {
-        self.changes.lock()
-    }
-
     /// Records a state while this hub leads.
     fn observe(&self, subject: Subject<'_>, status: Status<'_>) {
         let Some(term) = self.leader.term_since() else {
             return;
         };
         let times = (BootTime::now(), clock::wall());
-        let has_room = self.changes().observe(term, subject, status, times);
+        let has_room = self.changes.lock().observe(term, subject, status, times);
         if !has_room {
             self.counts.count(DROPPED);
         }
@@ -300,7 +296,7 @@ impl State {
                 }
                 Err(_) => {
                     self.counts.count(FAILED);
-                    self.changes().put_back(change, BootTime::now());
+                    self.changes.lock().put_back(change, BootTime::now());
                 }
             }
             let pause = pace.pause_after(result.map(|()| NextRun::AsScheduled));
@@ -317,7 +313,7 @@ impl State {
         if !self.leader.may_write(now) {
             return None;
         }
-        self.changes().take(term, now)
+        self.changes.lock().take(term, now)
     }
 }
 
@@ -352,7 +348,7 @@ mod tests {
         let taken = || {
             let term = state.leader.term_since()?;
             let later = BootTime::now() + 2 * changes::SETTLE;
-            let change = state.changes().take(term, later)?;
+            let change = state.changes.lock().take(term, later)?;
             Some((change.from.into_owned(), change.to.into_owned()))
         };
         notifier.tenant("edge-1", &key, &report(Truth::False));

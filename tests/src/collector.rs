@@ -141,8 +141,7 @@ impl Collector {
 
     /// Returns all received spans.
     pub fn spans(&self) -> Vec<ReceivedSpan> {
-        let spans = self.spans.lock();
-        spans.clone()
+        self.spans.lock().clone()
     }
 
     /// Stops the collector: closes its connections and refuses new ones.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::sync::{Mutex, MutexGuard};
+use krypton_runtime::sync::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::oneshot;
 
@@ -73,7 +73,7 @@ pub struct Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         {
-            let mut state = self.slots.lock();
+            let mut state = self.slots.0.state.lock();
             state.total -= 1;
             self.slots.0.in_use.dec();
             if let Some(running) = state.running.get_mut(&self.member) {
@@ -95,7 +95,7 @@ struct QueueGuard<'a> {
 
 impl Drop for QueueGuard<'_> {
     fn drop(&mut self) {
-        let run = self.slots.lock().waiting.remove(&self.number);
+        let run = self.slots.0.state.lock().waiting.remove(&self.number);
         drop(run);
     }
 }
@@ -122,7 +122,7 @@ impl Slots {
     pub(super) async fn take(&self, member: &str, priority: Priority) -> Slot {
         let (sender, receiver) = oneshot::channel();
         let number = {
-            let mut state = self.lock();
+            let mut state = self.0.state.lock();
             state.last_number += 1;
             let number = state.last_number;
             let run = WaitingRun {
@@ -145,7 +145,7 @@ impl Slots {
     }
 
     pub(super) fn load(&self) -> Load {
-        let state = self.lock();
+        let state = self.0.state.lock();
         let waiting = state.waiting.values();
         Load {
             total: self.0.limits.total,
@@ -168,7 +168,7 @@ impl Slots {
 
     fn grant_next(&self) -> Option<(oneshot::Sender<Slot>, Slot)> {
         let limits = self.0.limits;
-        let mut state = self.lock();
+        let mut state = self.0.state.lock();
         if state.total >= limits.total {
             return None;
         }
@@ -196,10 +196,6 @@ impl Slots {
         *state.running.entry(member.clone()).or_default() += 1;
         let slots = self.clone();
         Some((sender, Slot { slots, member }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock()
     }
 }
 

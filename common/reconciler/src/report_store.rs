@@ -18,7 +18,7 @@ use krypton_types::names;
 use krypton_types::placed_tenant::PlacedReport;
 use krypton_types::tenant::{TenantHistory, TenantKey, TenantReport, UpcomingStep};
 use kube::ResourceExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::owner::{OwnerKey, ReleaseOwner};
@@ -112,7 +112,7 @@ impl ReportStore {
         report: Option<R>,
         report_key: ReportKey,
     ) {
-        let mut reports = self.lock();
+        let mut reports = self.reports.lock();
         let map = map(&mut reports);
         if map.get(key) == report.as_ref() {
             return;
@@ -144,7 +144,7 @@ impl ReportStore {
                     return;
                 };
                 let previous = || recorded_chart(tenant.status.as_ref()?);
-                let reports = self.lock();
+                let reports = self.reports.lock();
                 let history = reports.tenants.get(&key);
                 let history = history.and_then(|report| report.history.clone());
                 drop(reports);
@@ -161,7 +161,7 @@ impl ReportStore {
             }
             ReleaseOwner::Deployment(order) => {
                 let key = order.key();
-                let previous = self.lock().deployments.get(&key).cloned();
+                let previous = self.reports.lock().deployments.get(&key).cloned();
                 let previous = previous.filter(|previous| previous.uid == order.uid);
                 let (previous_chart, events) = previous
                     .map(|previous| (previous.applied_chart, previous.events))
@@ -220,7 +220,7 @@ impl ReportStore {
 
     /// Changes the Tenant's report, if it has one. `update` returns whether it has changed the report.
     fn update_tenant(&self, key: &TenantKey, update: impl FnOnce(&mut TenantReport) -> bool) {
-        let mut reports = self.lock();
+        let mut reports = self.reports.lock();
         if !reports.tenants.get_mut(key).is_some_and(update) {
             return;
         }
@@ -232,7 +232,7 @@ impl ReportStore {
     /// Adds an event to the order's report. Drops the event if the order has no report yet.
     pub(crate) fn add_event(&self, order: &DesiredDeployment, mut reported_event: ReportedEvent) {
         let key = order.key();
-        let report = self.lock().deployments.get(&key).cloned();
+        let report = self.reports.lock().deployments.get(&key).cloned();
         let Some(mut report) = report.filter(|report| report.uid == order.uid) else {
             return;
         };
@@ -258,7 +258,7 @@ impl ReportStore {
 
     /// Returns true if the owner has a report.
     pub(crate) fn contains(&self, key: &OwnerKey) -> bool {
-        let reports = self.lock();
+        let reports = self.reports.lock();
         match key {
             OwnerKey::Tenant(key) => reports.tenants.contains_key(key),
             OwnerKey::Deployment(key) => reports.deployments.contains_key(key),
@@ -267,7 +267,7 @@ impl ReportStore {
 
     /// Returns true if the last report covers the owner's current generation.
     pub(crate) fn covers_generation(&self, key: &OwnerKey, owner: &ReleaseOwner) -> bool {
-        let reports = self.lock();
+        let reports = self.reports.lock();
         let generation = match key {
             OwnerKey::Tenant(key) => {
                 let report = reports.tenants.get(key);
@@ -283,7 +283,7 @@ impl ReportStore {
     }
 
     pub fn set_member(&self, report: &MemberReport) {
-        let mut reports = self.lock();
+        let mut reports = self.reports.lock();
         if reports.member == *report {
             return;
         }
@@ -304,7 +304,7 @@ impl ReportStore {
         loop {
             let notified = self.changed.notified();
             {
-                let reports = self.lock();
+                let reports = self.reports.lock();
                 if reports.member_changed || !reports.changed.is_empty() {
                     return;
                 }
@@ -315,7 +315,7 @@ impl ReportStore {
 
     /// Marks all reports as changed, so the next `take` returns the full report. Deleted objects are not in it.
     pub fn resend(&self) {
-        let mut reports = self.lock();
+        let mut reports = self.reports.lock();
         let tenants = reports.tenants.keys().cloned().map(ReportKey::Tenant);
         let deployments = reports.deployments.keys().cloned();
         let placed = reports.placed.keys().cloned().map(ReportKey::Placed);
@@ -331,7 +331,7 @@ impl ReportStore {
     /// Takes the changes of at most `limit` reports after the key `after`, in key order. The last batch contains the
     /// member's report.
     pub fn take(&self, after: Option<&ReportKey>, limit: usize) -> ChangeBatch {
-        let mut reports = self.lock();
+        let mut reports = self.reports.lock();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut later = reports.changed.range((start, Bound::Unbounded));
         let keys: Vec<ReportKey> = later.by_ref().take(limit).cloned().collect();
@@ -361,12 +361,12 @@ impl ReportStore {
 
     /// Returns the number of Tenants with a report.
     pub fn tenant_count(&self) -> usize {
-        self.lock().tenants.len()
+        self.reports.lock().tenants.len()
     }
 
     /// Counts the reported Tenants by phase: ready, pending, error.
     pub fn count_phases(&self, allow_chart_skip: bool) -> [usize; 3] {
-        let reports = self.lock();
+        let reports = self.reports.lock();
         let mut phases = [0; 3];
         for report in reports.tenants.values() {
             let one = [(String::new(), report.state.clone())].into();
@@ -382,16 +382,12 @@ impl ReportStore {
 
     /// Returns the number of changed reports that were not taken.
     pub fn unsent_count(&self) -> usize {
-        self.lock().changed.len()
+        self.reports.lock().changed.len()
     }
 
     /// Returns the desired state that the member last reported as applied.
     pub fn applied_version(&self) -> Option<(Version, String)> {
-        self.lock().member.applied.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Reports> {
-        self.reports.lock()
+        self.reports.lock().member.applied.clone()
     }
 }
 

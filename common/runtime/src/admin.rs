@@ -16,7 +16,7 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use krypton_types::error_chain::chain;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -188,7 +188,7 @@ impl Readiness {
     /// Makes the process not ready until the guard is dropped. `name` describes the reason.
     pub fn guard(&self, name: impl Into<String>) -> ReadinessGuard {
         let name = name.into();
-        *self.lock().entry(name.clone()).or_default() += 1;
+        *self.held.lock().entry(name.clone()).or_default() += 1;
         ReadinessGuard {
             name,
             readiness: self.clone(),
@@ -210,16 +210,12 @@ impl Readiness {
     }
 
     pub fn is_ready(&self) -> bool {
-        self.lock().is_empty()
+        self.held.lock().is_empty()
     }
 
     /// Returns the names of the remaining guards, sorted.
     pub fn waiting_for(&self) -> Vec<String> {
-        self.lock().keys().cloned().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, usize>> {
-        self.held.lock()
+        self.held.lock().keys().cloned().collect()
     }
 }
 
@@ -233,7 +229,7 @@ pub struct ReadinessGuard {
 
 impl Drop for ReadinessGuard {
     fn drop(&mut self) {
-        let mut held = self.readiness.lock();
+        let mut held = self.readiness.held.lock();
         if let Some(count) = held.get_mut(&self.name) {
             *count -= 1;
             if *count == 0 {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 const TICK: Duration = Duration::from_secs(1);
 /// Number of ticks after which the health endpoint reports the hang.
@@ -98,7 +98,7 @@ impl Watchdog {
         task: F,
     ) -> WatchedFuture<F> {
         let polls = Arc::new(AtomicU64::new(0));
-        self.lock().push(WatchedTask {
+        self.tasks.lock().push(WatchedTask {
             name: name.into(),
             polls: Arc::downgrade(&polls),
             always_active,
@@ -113,7 +113,7 @@ impl Watchdog {
 
     /// Returns the tasks that have hung long enough for a restart, for a liveness probe.
     pub fn problem(&self) -> Option<String> {
-        let tasks = self.lock();
+        let tasks = self.tasks.lock();
         let late = tasks.iter().filter(|task| task.ticks >= LATE_TICKS);
         let longest = late.max_by_key(|task| task.ticks)?;
         Some(format!(
@@ -124,7 +124,7 @@ impl Watchdog {
 
     /// Returns the task that has hung longest.
     fn tick(&self) -> Option<(String, u32)> {
-        let mut tasks = self.lock();
+        let mut tasks = self.tasks.lock();
         // Stop watching tasks that have ended.
         tasks.retain_mut(|task| match task.polls.upgrade() {
             Some(polls) => {
@@ -135,10 +135,6 @@ impl Watchdog {
         });
         let longest = tasks.iter().max_by_key(|task| task.ticks)?;
         Some((longest.name.clone(), longest.ticks))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<WatchedTask>> {
-        self.tasks.lock()
     }
 }
 

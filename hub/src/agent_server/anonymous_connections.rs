@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 /// Whether a complete request has arrived on a connection.
@@ -59,7 +59,7 @@ impl AnonymousConnections {
 
     /// Adds a connection. Returns the limit for which another one was evicted, if any.
     pub(super) fn add(self: &Arc<Self>, address: IpAddr) -> (AnonymousSlot, Option<ExceededLimit>) {
-        let mut connections = self.lock();
+        let mut connections = self.connections.lock();
         let exceeded = self.evict(&mut connections.1, address);
         connections.0 += 1;
         let number = connections.0;
@@ -102,10 +102,6 @@ impl AnonymousConnections {
         victim.evicted.cancel();
         Some(exceeded)
     }
-
-    fn lock(&self) -> MutexGuard<'_, (u64, ConnectionsByNumber)> {
-        self.connections.lock()
-    }
 }
 
 fn count(connections: &ConnectionsByNumber, address: IpAddr) -> usize {
@@ -140,7 +136,7 @@ pub(super) struct AnonymousSlot {
 
 impl Drop for AnonymousSlot {
     fn drop(&mut self) {
-        self.connections.lock().1.remove(&self.number);
+        self.connections.connections.lock().1.remove(&self.number);
     }
 }
 

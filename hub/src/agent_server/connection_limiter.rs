@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::rate_limit::{Rate, TokenBucket};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 /// Number of keys below which idle keys are not removed.
@@ -89,8 +89,7 @@ pub(super) struct ConnectionSlot<K: Eq + Hash, S> {
 
 impl<K: Eq + Hash, S> Drop for ConnectionSlot<K, S> {
     fn drop(&mut self) {
-        let entries = &self.limiter.entries;
-        let mut entries = entries.lock();
+        let mut entries = self.limiter.entries.lock();
         if let Some((connections, _)) = entries.by_key.get_mut(&self.key) {
             *connections -= 1;
         }
@@ -115,17 +114,13 @@ impl AddressBudget {
 
     /// Returns the time to wait before the next handshake; `None` if it exceeds `max_wait`.
     pub(super) fn next_handshake(&self, now: BootTime, max_wait: Duration) -> Option<Duration> {
-        self.handshakes().take(now, 1, max_wait).ok()
-    }
-
-    fn handshakes(&self) -> MutexGuard<'_, TokenBucket> {
-        self.handshakes.lock()
+        self.handshakes.lock().take(now, 1, max_wait).ok()
     }
 }
 
 impl Budget for AddressBudget {
     fn is_full(&self, now: BootTime) -> bool {
-        self.handshakes().is_full(now)
+        self.handshakes.lock().is_full(now)
     }
 }
 
@@ -143,15 +138,13 @@ impl MemberBudget {
 
     /// Charges the bytes read and returns how long to pause reading.
     pub(super) fn charge(&self, now: BootTime, bytes: u64) -> Duration {
-        let mut bucket = self.bytes.lock();
-        bucket.charge(now, bytes)
+        self.bytes.lock().charge(now, bytes)
     }
 }
 
 impl Budget for MemberBudget {
     fn is_full(&self, now: BootTime) -> bool {
-        let bytes = self.bytes.lock();
-        bytes.is_full(now)
+        self.bytes.lock().is_full(now)
     }
 }
 

@@ -154,7 +154,7 @@ pub struct AgentDetails {
 impl MemberRegistry {
     /// Sets the epoch that the hub issues.
     pub fn set_epoch(&self, epoch: u64) {
-        self.lock().fleet.epoch = epoch;
+        self.state.lock().fleet.epoch = epoch;
     }
 
     /// Subscribes to the presence of the member's agent.
@@ -428,7 +428,7 @@ impl MemberRegistry {
         loop {
             let now = BootTime::now();
             let (due, next) = {
-                let waiting = &mut self.lock().fleet.due;
+                let waiting = &mut self.state.lock().fleet.due;
                 let after = now + Duration::from_nanos(1);
                 let later = waiting.split_off(&(after, String::new()));
                 let due = std::mem::replace(waiting, later);

@@ -8,7 +8,7 @@ use krypton_crds::edge_cluster::AgentKeys;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::Newest as _;
 use krypton_runtime::rate_limit::{Rate, TokenBucket};
-use krypton_runtime::sync::{Mutex, MutexGuard};
+use krypton_runtime::sync::Mutex;
 use krypton_types::desired::DesiredState;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -123,7 +123,7 @@ impl Member {
 
     /// Charges `amount` to the member's quota and returns how long the session must not read.
     pub fn charge_reports(&self, now: BootTime, amount: u64) -> Duration {
-        let mut quotas = self.quotas();
+        let mut quotas = self.quotas.lock();
         let buckets = quotas.reports.iter_mut();
         let waits = buckets.map(|bucket| bucket.charge(now, amount));
         waits.max().unwrap_or_default()
@@ -134,7 +134,7 @@ impl Member {
     /// # Errors
     /// Returns the time to wait if the quota is exhausted.
     pub fn take_request(&self, now: BootTime, kind: RequestKind) -> Result<(), Duration> {
-        let mut quotas = self.quotas();
+        let mut quotas = self.quotas.lock();
         let bucket = match kind {
             RequestKind::Session => &mut quotas.sessions,
             RequestKind::Renewal => &mut quotas.renewals,
@@ -147,7 +147,7 @@ impl Member {
     /// sessions.
     pub fn begin_session(&self, replica: &str, number: u64) -> Option<CancellationToken> {
         let token = CancellationToken::new();
-        let mut sessions = self.lock();
+        let mut sessions = self.sessions.lock();
         if sessions.len() >= SESSIONS_MAX && !sessions.contains_key(replica) {
             return None;
         }
@@ -160,7 +160,7 @@ impl Member {
 
     /// Unregisters a session, unless a newer one has replaced it.
     pub fn end_session(&self, replica: &str, number: u64) {
-        let mut sessions = self.lock();
+        let mut sessions = self.sessions.lock();
         if sessions
             .get(replica)
             .is_some_and(|(live, _)| *live == number)
@@ -170,7 +170,7 @@ impl Member {
     }
 
     pub(super) fn snapshot(&self) -> MemberSnapshot {
-        let sessions = self.lock();
+        let sessions = self.sessions.lock();
         let sessions = sessions.iter();
         MemberSnapshot {
             uid: self.uid.clone(),
@@ -180,14 +180,6 @@ impl Member {
                 .map(|(replica, (number, _))| (replica.clone(), *number))
                 .collect(),
         }
-    }
-
-    fn quotas(&self) -> MutexGuard<'_, MemberQuotas> {
-        self.quotas.lock()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (u64, CancellationToken)>> {
-        self.sessions.lock()
     }
 }
 

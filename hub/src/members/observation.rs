@@ -85,17 +85,17 @@ impl MemberRegistry {
 
     /// Returns what the hub observes of the member, if it has observed anything.
     pub fn observation(&self, member: &str) -> Option<MemberObservation> {
-        self.lock().members.get(member)?.observation.clone()
+        self.state.lock().members.get(member)?.observation.clone()
     }
 
     /// Returns the members whose observation or Tenant counts have changed since the last call.
     pub fn take_changed(&self) -> BTreeSet<String> {
-        std::mem::take(&mut self.lock().fleet.changed)
+        std::mem::take(&mut self.state.lock().fleet.changed)
     }
 
     /// Maps each member's observation.
     pub fn observations<T>(&self, map: impl Fn(&str, &MemberObservation) -> T) -> Vec<T> {
-        let state = self.lock();
+        let state = self.state.lock();
         let members = state.members.iter();
         let observed =
             members.filter_map(|(name, entry)| Some((name, entry.observation.as_ref()?)));
@@ -115,7 +115,7 @@ impl MemberRegistry {
     /// Returns the UID of the member's cluster, `None` before the first attempt to read it. The agent's report
     /// takes precedence, because it runs on the cluster.
     pub fn cluster_uid(&self, member: &str) -> Option<Option<String>> {
-        let state = self.lock();
+        let state = self.state.lock();
         let uids = &state.members.get(member)?.uids;
         match &uids.agent {
             Some(uid) => Some(Some(uid.clone())),

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::sync::{Mutex, MutexGuard};
+use krypton_runtime::sync::Mutex;
 use krypton_types::report_digest;
 use serde::Serialize;
 use tokio::sync::watch;
@@ -52,21 +52,17 @@ pub struct RemoteOrders<O: Order> {
 impl<O: Order> RemoteOrders<O> {
     /// Starts a leader term. Clears the orders until the sources are [read in it](Self::read_in).
     pub fn reset_for_term(&self, since: BootTime) {
-        let mut awaited = self.awaited();
+        let mut awaited = self.awaited.lock();
         *awaited = Some(since);
         self.orders.send_replace(None);
     }
 
     /// Records that orders now derive from sources read in this term.
     pub fn read_in(&self, since: Option<BootTime>) {
-        let mut awaited = self.awaited();
+        let mut awaited = self.awaited.lock();
         if *awaited == since {
             *awaited = None;
         }
-    }
-
-    fn awaited(&self) -> MutexGuard<'_, Option<BootTime>> {
-        self.awaited.lock()
     }
 
     /// Sets the orders of all members. A missing order changes nothing on its member: only an order to remove
@@ -77,7 +73,7 @@ impl<O: Order> RemoteOrders<O> {
             .map(|(name, orders)| (name, sorted(orders)));
         let next: BTreeMap<String, Vec<O>> =
             sorted.filter(|(_, orders)| !orders.is_empty()).collect();
-        let awaited = self.awaited();
+        let awaited = self.awaited.lock();
         if awaited.is_some() {
             return;
         }
@@ -127,7 +123,7 @@ impl<O: Order> RemoteOrders<O> {
 
     /// Returns the member's latest report on an order. `None` does not mean that the order was not carried out.
     pub fn latest_report(&self, member: &str, key: &O::Key) -> Option<OrderReport<O::Report>> {
-        let members = self.lock();
+        let members = self.members.lock();
         let reports = members.get(member)?;
         Some(OrderReport {
             report: reports.get(key)?.clone(),
@@ -141,7 +137,7 @@ impl<O: Order> RemoteOrders<O> {
         member: &str,
         matches: impl Fn(&O::Report) -> bool,
     ) -> (usize, usize) {
-        let members = self.lock();
+        let members = self.members.lock();
         members.get(member).map_or((0, 0), |reports| {
             let matching = reports.iter().filter(|(_, report)| matches(report));
             (reports.len(), matching.count())
@@ -153,7 +149,7 @@ impl<O: Order> RemoteOrders<O> {
         if changes.is_empty() {
             return true;
         }
-        let mut members = self.lock();
+        let mut members = self.members.lock();
         let reports = members.entry(member.to_owned()).or_default();
         let mut all_fit = true;
         for (key, report) in changes {
@@ -178,14 +174,14 @@ impl<O: Order> RemoteOrders<O> {
 
     /// Starts a new full report. Earlier reports stay until it is complete.
     pub(crate) fn begin_full_report(&self, member: &str) {
-        if let Some(reports) = self.lock().get_mut(member) {
+        if let Some(reports) = self.members.lock().get_mut(member) {
             reports.begin_full_report();
         }
     }
 
     /// Records that the full report is complete, and drops reports that it does not contain.
     pub(crate) fn finish_full_report(&self, member: &str) {
-        let mut members = self.lock();
+        let mut members = self.members.lock();
         let dropped = members
             .entry(member.to_owned())
             .or_default()
@@ -198,18 +194,14 @@ impl<O: Order> RemoteOrders<O> {
 
     /// Returns the number of orders that the member has reported on, and the digest of these reports.
     pub(crate) fn digest(&self, member: &str) -> (u64, u128) {
-        let members = self.lock();
+        let members = self.members.lock();
         let reports = members.get(member);
         reports.map(ReportSet::digest).unwrap_or_default()
     }
 
     /// Forgets a deleted member. The caller withdraws its orders.
     pub(crate) fn forget(&self, member: &str) {
-        self.lock().remove(member);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, OrderReports<O>>> {
-        self.members.lock()
+        self.members.lock().remove(member);
     }
 }
 

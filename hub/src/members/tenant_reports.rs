@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_runtime::clock::BootTime;
-use krypton_runtime::sync::{Mutex, MutexGuard};
+use krypton_runtime::sync::Mutex;
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{ClusterState, State};
 use krypton_types::labels::Labels;
@@ -251,12 +251,12 @@ pub struct TenantReports {
 impl TenantReports {
     /// Sets the recorder of states for notifications.
     pub(crate) fn set_notifier(&self, notifier: Notifier) {
-        self.lock().notifier = notifier;
+        self.state.lock().notifier = notifier;
     }
 
     /// Applies one member's changes. Returns false if the member has more than [`TENANTS_MAX`] Tenants.
     pub fn apply(&self, member: &str, changes: TenantReportChanges) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let name = state.entry(member).0;
         for (key, change) in changes.0 {
             match change {
@@ -275,11 +275,11 @@ impl TenantReports {
 
     /// Whether a session may not add more. It and the session before it have [`TENANTS_MAX`] Tenants each.
     pub(crate) fn is_full(&self, member: &str) -> bool {
-        self.lock().entry(member).1.tenants.len() >= 2 * TENANTS_MAX
+        self.state.lock().entry(member).1.tenants.len() >= 2 * TENANTS_MAX
     }
 
     pub fn set_report_state(&self, member: &str, report_state: ReportState) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (name, reports) = state.entry(member);
         if reports.report_state == report_state {
             return;
@@ -302,14 +302,14 @@ impl TenantReports {
     /// Marks these Tenants as changed.
     pub fn mark_dirty(&self, keys: BTreeSet<TenantKey>) {
         if !keys.is_empty() {
-            self.lock().dirty.keys.extend(keys);
+            self.state.lock().dirty.keys.extend(keys);
             self.changed.notify_one();
         }
     }
 
     /// Sets the members that Tenants may reference, derived from all EdgeClusters.
     pub fn set_targets(&self, targets: Targets) {
-        let mut guard = self.lock();
+        let mut guard = self.state.lock();
         let state = &mut *guard;
         match &state.targets {
             None => state.dirty.all = true,
@@ -335,7 +335,7 @@ impl TenantReports {
 
     /// Records the chart of the member's published desired state. Returns whether it differs from the last one.
     pub fn set_desired_chart(&self, member: &str, chart: &str) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_new = !state.members.contains_key(member);
         let (name, reports) = state.entry(member);
         let changed = reports.desired_chart.as_deref() != Some(chart);
@@ -354,24 +354,24 @@ impl TenantReports {
 
     /// Returns whether the member's published desired state has this chart.
     pub fn has_desired_chart(&self, member: &str, chart: &str) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let reports = state.members.get(member);
         reports.is_some_and(|reports| reports.desired_chart.as_deref() == Some(chart))
     }
 
     /// Clears the members that Tenants may reference, until the hub has read the EdgeClusters again.
     pub fn reset_targets(&self) {
-        self.lock().targets = None;
+        self.state.lock().targets = None;
     }
 
     /// Returns the members that Tenants may reference.
     pub(crate) fn targets(&self) -> Option<Arc<Targets>> {
-        self.lock().targets.clone()
+        self.state.lock().targets.clone()
     }
 
     /// Starts a new full report of a member. Its earlier reports stay until the full report is complete.
     pub fn begin_full_report(&self, member: &str, now: BootTime) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (name, reports) = state.entry(member);
         reports.report_state = ReportState::Pending;
         reports.tenants.begin_full_report();
@@ -382,7 +382,7 @@ impl TenantReports {
 
     /// Like [`Self::begin_full_report`], but drops the earlier reports. Ignores unknown members.
     pub fn drop_reports(&self, member: &str, now: BootTime) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.members.contains_key(member) {
             return;
         }
@@ -398,13 +398,9 @@ impl TenantReports {
         self.changed.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, StoreState> {
-        self.state.lock()
-    }
-
     /// Returns and clears the changes since the last call.
     pub(crate) fn take_dirty(&self, now: BootTime) -> DirtyTenants {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // A grace period ends without an event.
         while state.grace_ends.first().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, name)) = state.grace_ends.pop_first() {
@@ -416,12 +412,12 @@ impl TenantReports {
 
     /// Sets the Tenants on the home cluster whose status is a summary.
     pub(crate) fn set_summarised(&self, tenants: BTreeSet<TenantKey>) {
-        self.lock().summarised = Some(tenants);
+        self.state.lock().summarised = Some(tenants);
     }
 
     /// Sets whether the status of this Tenant is a summary.
     pub(crate) fn set_is_summarised(&self, key: &TenantKey, is_summarised: bool) {
-        if let Some(summarised) = &mut self.lock().summarised {
+        if let Some(summarised) = &mut self.state.lock().summarised {
             if is_summarised {
                 summarised.insert(key.clone());
             } else {
@@ -432,7 +428,7 @@ impl TenantReports {
 
     /// Forgets a deleted member that has no reporter.
     pub fn forget(&self, member: &str) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.remove_all(member);
         let (name, reports) = state.entry(member);
         let grace_end = reports.grace_end();
@@ -442,7 +438,7 @@ impl TenantReports {
 
     /// Returns when the next grace period ends.
     pub(crate) fn next_grace_end(&self) -> Option<BootTime> {
-        self.lock().grace_ends.first().map(|(at, _)| *at)
+        self.state.lock().grace_ends.first().map(|(at, _)| *at)
     }
 }
 

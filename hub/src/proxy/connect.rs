@@ -91,8 +91,7 @@ impl MemberConnection {
     }
 
     pub(super) fn used(&self) -> Arc<AccessInUse> {
-        let used = self.used.lock();
-        Arc::clone(&used)
+        Arc::clone(&self.used.lock())
     }
 
     /// Uses the newer access of the same cluster for new calls and Helm runs. Calls and runs in progress keep

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use self::stream::{SimStream, StreamEnd};
@@ -119,7 +119,7 @@ struct OutboxState {
 
 impl Outbox {
     pub fn push(&self, from: ProcessId, message: Message) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if state.muted != Some(from) {
             state.messages.push((from, message));
         }
@@ -127,20 +127,16 @@ impl Outbox {
 
     /// Returns a number that no earlier call has returned.
     pub fn next_id(&self) -> u64 {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.last_id += 1;
         state.last_id
     }
 
     pub fn take(&self) -> Vec<(ProcessId, Message)> {
-        std::mem::take(&mut self.lock().messages)
+        std::mem::take(&mut self.0.lock().messages)
     }
 
     pub(crate) fn mute(&self, process: Option<ProcessId>) {
-        self.lock().muted = process;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, OutboxState> {
-        self.0.lock()
+        self.0.lock().muted = process;
     }
 }

@@ -25,7 +25,7 @@ use krypton_types::{
     tenant::{TenantKey, TenantReport},
 };
 use kube::{Api, ResourceExt, api::PostParams};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -205,7 +205,7 @@ impl Agents {
             let known_times = self
                 .agents
                 .iter()
-                .filter_map(|agent| select_time(&agent.lock()));
+                .filter_map(|agent| select_time(&agent.observation.lock()));
             let mut times: Vec<Instant> = known_times.collect();
             if times.len() == self.agents.len() {
                 times.sort();
@@ -224,7 +224,7 @@ impl Agents {
         let agent = self.agents.get(index).context("the agent doesn't exist")?;
         let end = Instant::now() + DEADLINE;
         loop {
-            if let Some(ended) = agent.lock().ended {
+            if let Some(ended) = agent.observation.lock().ended {
                 return Ok(ended);
             }
             if Instant::now() > end {
@@ -240,14 +240,11 @@ impl Agents {
 
     /// Returns the latest version of the desired state across all agents.
     pub(crate) fn version(&self) -> Option<Version> {
-        let versions = self.agents.iter().map(|agent| agent.lock().desired);
+        let versions = self
+            .agents
+            .iter()
+            .map(|agent| agent.observation.lock().desired);
         versions.flatten().map(|(version, _)| version).max()
-    }
-}
-
-impl SimulatedAgent {
-    fn lock(&self) -> MutexGuard<'_, AgentObservation> {
-        self.observation.lock()
     }
 }
 
@@ -264,7 +261,7 @@ async fn reconcile(
                     return;
                 }
                 let up = link.get_and_update().is_up();
-                let mut observation = agent.lock();
+                let mut observation = agent.observation.lock();
                 if !up && observation.up.is_some() {
                     observation.ended = Some(Instant::now());
                 }
@@ -277,7 +274,7 @@ async fn reconcile(
                 let Some(newest) = desired.get_and_update() else {
                     continue;
                 };
-                agent.lock().desired = Some((newest.version, Instant::now()));
+                agent.observation.lock().desired = Some((newest.version, Instant::now()));
                 agent.report_store.set_member(&idle_report(&newest));
             }
         }

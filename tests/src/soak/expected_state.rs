@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::{
     judgement::{ExpectedFleet, ExpectedTenant, Violation},
@@ -35,19 +35,19 @@ impl ExpectedState {
     }
 
     pub(crate) fn expected(&self) -> ExpectedFleet {
-        self.lock().expected.clone()
+        self.0.lock().expected.clone()
     }
 
     pub(crate) fn update(&self, update: impl FnOnce(&mut ExpectedFleet)) {
-        update(&mut self.lock().expected);
+        update(&mut self.0.lock().expected);
     }
 
     pub(crate) fn is_expected(&self, tenant: Tenant) -> bool {
-        self.lock().expected.tenants.contains_key(&tenant)
+        self.0.lock().expected.tenants.contains_key(&tenant)
     }
 
     pub(crate) fn expected_tenant(&self, tenant: Tenant) -> Option<ExpectedTenant> {
-        self.lock().expected.tenants.get(&tenant).cloned()
+        self.0.lock().expected.tenants.get(&tenant).cloned()
     }
 
     /// From now on, the Tenant must exist.
@@ -56,11 +56,11 @@ impl ExpectedState {
             workspace,
             has_foreign_finalizer: false,
         };
-        self.lock().expected.tenants.insert(tenant, tenant_state);
+        self.0.lock().expected.tenants.insert(tenant, tenant_state);
     }
 
     pub(crate) fn set_foreign_finalizer(&self, tenant: Tenant, value: bool) {
-        if let Some(tenant_state) = self.lock().expected.tenants.get_mut(&tenant) {
+        if let Some(tenant_state) = self.0.lock().expected.tenants.get_mut(&tenant) {
             tenant_state.has_foreign_finalizer = value;
         }
     }
@@ -68,7 +68,7 @@ impl ExpectedState {
     /// From now on, the Tenant and all its objects must go. A namespace that Krypton created for it must go too, unless
     /// it contains other objects.
     pub(crate) fn expect_deletion(&self, tenant: Tenant) -> Option<ExpectedTenant> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let tenant_state = state.expected.tenants.remove(&tenant)?;
         let release = tenant.release();
         let uids = state
@@ -83,7 +83,8 @@ impl ExpectedState {
     /// Returns true if any object of the Tenant's release exists.
     pub(crate) fn is_installed(&self, tenant: Tenant) -> bool {
         let release = tenant.release();
-        self.lock()
+        self.0
+            .lock()
             .objects
             .values()
             .any(|(_, owner)| *owner == release)
@@ -91,7 +92,7 @@ impl ExpectedState {
 
     /// Records that a user deletes this object.
     pub(crate) fn allow_deletion(&self, uid: &str) {
-        self.lock().deletable.insert(uid.to_owned());
+        self.0.lock().deletable.insert(uid.to_owned());
     }
 
     /// Records that an object of the chart exists.
@@ -103,7 +104,7 @@ impl ExpectedState {
         release: &str,
         uid: &str,
     ) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let expected_tenants = state.expected.tenants.keys();
         if !expected_tenants
             .into_iter()
@@ -122,7 +123,7 @@ impl ExpectedState {
 
     /// Records that an object is gone.
     pub(crate) fn record_deletion(&self, edge: Edge, kind: Object, place: &ObjectKey) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if let Some(previous) = state.objects.remove(&(edge, kind, place.clone())) {
             state.report_loss(edge, kind, place, &previous, "it is gone");
         }
@@ -131,7 +132,7 @@ impl ExpectedState {
     /// Records the complete list of a kind.
     pub(crate) fn record_list(&self, edge: Edge, kind: Object, all: &BTreeSet<ObjectKey>) {
         let missing: Vec<ObjectKey> = {
-            let state = self.lock();
+            let state = self.0.lock();
             let places = state
                 .objects
                 .keys()
@@ -146,7 +147,7 @@ impl ExpectedState {
 
     /// Records that the leader of this epoch wrote this object of home.
     pub(crate) fn record_write(&self, what: &str, uid: &str, epoch: u64) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let latest = state.epochs.entry(uid.to_owned()).or_default();
         let previous = std::mem::replace(latest, epoch.max(*latest));
         if epoch < previous {
@@ -162,11 +163,7 @@ impl ExpectedState {
     }
 
     pub(crate) fn violations(&self) -> Vec<Violation> {
-        self.lock().violations.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, FleetRecord> {
-        self.0.lock()
+        self.0.lock().violations.clone()
     }
 }
 

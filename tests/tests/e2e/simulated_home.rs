@@ -13,7 +13,7 @@ use krypton_sim_apiserver::server::{Answer, ApiServer, Options};
 use kube::api::PostParams;
 use kube::client::Body;
 use kube::{Api, Client};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::json;
 
 /// The API server. It serves no watches.
@@ -71,11 +71,7 @@ impl SimulatedHome {
 
     /// All later requests fail.
     pub(crate) fn stop(&self) {
-        self.state().stopped = true;
-    }
-
-    fn state(&self) -> MutexGuard<'_, StoppableServer> {
-        self.0.lock()
+        self.0.lock().stopped = true;
     }
 
     async fn respond(&self, request: Request<Body>) -> Response<Body> {
@@ -91,7 +87,7 @@ impl SimulatedHome {
         let request = Request::from_parts(parts, body.collect_bytes().await?);
         // Requests of other tasks may come first.
         tokio::task::yield_now().await;
-        let mut state = self.state();
+        let mut state = self.0.lock();
         ensure!(!state.stopped, "the API server is stopped");
         state.server.advance(wall());
         match state.server.handle(wall(), &request) {

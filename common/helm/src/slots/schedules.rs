@@ -27,7 +27,7 @@ fn run(slots: &Slots, running: &AtomicUsize, member: &str, priority: Priority) {
 fn assert_free(slots: &Slots) {
     let load = slots.load();
     assert!(load.running.is_empty() && load.waiting.is_empty());
-    assert_eq!(slots.lock().total, 0);
+    assert_eq!(slots.0.state.lock().total, 0);
     assert_eq!(slots.0.in_use.get(), 0);
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tracing::subscriber::Interest;
 use tracing::{Metadata, Subscriber};
 use tracing_subscriber::Registry;
@@ -129,7 +129,7 @@ impl LogLevel {
     }
 
     pub fn current(&self) -> FilterStatus {
-        let state = self.lock();
+        let state = self.state.lock();
         FilterStatus {
             filter: state.current.clone(),
             until: state.until.map(|until| (until, state.start.clone())),
@@ -161,9 +161,9 @@ impl LogLevel {
         let targets = targets(filter).map_err(|_| FilterError::Invalid)?;
         before_change(&FilterStatus {
             filter: filter.to_owned(),
-            until: until.map(|until| (until, self.lock().start.clone())),
+            until: until.map(|until| (until, self.state.lock().start.clone())),
         });
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.reload(targets)?;
         state.current = filter.to_owned();
         state.until = until;
@@ -173,7 +173,7 @@ impl LogLevel {
 
     /// Restores the startup filter unless another change has replaced `change`. Returns whether it did.
     pub fn end(&self, change: FilterChange) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.change_count != change.0 {
             return false;
         }
@@ -187,10 +187,6 @@ impl LogLevel {
     fn reload(&self, targets: Targets) -> Result<(), FilterError> {
         let result = self.handle.reload(LogFilter(targets));
         result.map_err(|_| FilterError::Ended)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 

@@ -382,7 +382,7 @@ fn claimed_epochs_are_followed_with_growing_pauses() {
     let fleet = fleet();
     fleet.members.set_epoch(7);
     let claim_is_followed = |member: &str, report: MemberReport, now: u64| {
-        let epoch = fleet.members.lock().fleet.epoch;
+        let epoch = fleet.members.state.lock().fleet.epoch;
         let followed = fleet.claim(member, Some(epoch), report, now);
         if followed >= epoch {
             fleet.members.set_epoch(followed + 1);
@@ -424,7 +424,7 @@ fn waiting_epoch_claim_is_followed_when_due() {
         assert_eq!(followed, expected, "{now}");
         if now == 2 {
             let due = (at(21), MEMBER.to_owned());
-            assert!(fleet.members.lock().fleet.due.contains(&due));
+            assert!(fleet.members.state.lock().fleet.due.contains(&due));
         }
     }
 }

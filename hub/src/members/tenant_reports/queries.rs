@@ -28,7 +28,7 @@ impl TenantReports {
     /// Returns the number of Tenants that the member has reported and the digest of their reports. Returns
     /// `None` until the full report is complete.
     pub fn digest(&self, member: &str) -> Option<(u64, u128)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let reports = state.members.get(member)?;
         let complete = reports.tenants.is_complete();
         complete.then(|| reports.tenants.digest())
@@ -37,7 +37,7 @@ impl TenantReports {
     /// Counts a member's Tenants whose release was uninstalled with the member. Returns `None` until the full
     /// report is complete.
     pub fn uninstall_counts(&self, member: &str) -> Option<UninstallCounts> {
-        let state = self.lock();
+        let state = self.state.lock();
         let reports = state.members.get(member)?;
         if !reports.tenants.is_complete() || reports.report_state != ReportState::Complete {
             return None;
@@ -53,7 +53,7 @@ impl TenantReports {
 
     /// Counts the Tenants of a member by phase: all, ready, pending, error.
     pub fn counts(&self, member: &str, allow_chart_skip: bool) -> TenantCounts {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut counts = TenantCounts::default();
         let reports = state.members.get(member).into_iter();
         for (_, report) in reports.flat_map(|reports| reports.tenants.iter()) {
@@ -78,7 +78,7 @@ impl TenantReports {
     ) -> (Vec<FleetTenant>, Option<Position>) {
         let after = after.map(|position| (&position.member, Arc::new(position.key.clone())));
         let first_member = after.as_ref().map_or("", |(member, _)| member.as_str());
-        let state = self.lock();
+        let state = self.state.lock();
         let range = (Bound::Included(first_member), Bound::Unbounded);
         let members = state.members.range::<str, _>(range);
         let members = members.filter(|(name, _)| member.is_none_or(|member| member == &***name));
@@ -126,7 +126,7 @@ impl TenantReports {
         recorded: impl IntoIterator<Item = &'a str>,
         now: BootTime,
     ) -> ReportedView {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut view = ReportedView {
             targets: state.targets.clone(),
             ..ReportedView::default()
@@ -165,7 +165,7 @@ impl TenantReports {
         key: &TenantKey,
         is_recorded: impl Fn(&str) -> bool,
     ) -> usize {
-        let state = self.lock();
+        let state = self.state.lock();
         let Some(targets) = &state.targets else {
             return 0;
         };
@@ -181,7 +181,7 @@ impl TenantReports {
 
     /// Tenants that the member has reported.
     pub(crate) fn reported_by(&self, member: &str) -> BTreeSet<TenantKey> {
-        let state = self.lock();
+        let state = self.state.lock();
         let reports = state.members.get(member);
         let reported = reports
             .into_iter()
@@ -196,7 +196,7 @@ impl TenantReports {
         member: &str,
         allow_chart_skip: bool,
     ) -> Option<TenantSummaries> {
-        let state = self.lock();
+        let state = self.state.lock();
         let summarised = state.summarised.as_ref()?;
         let reports = state
             .members

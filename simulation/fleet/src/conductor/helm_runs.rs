@@ -149,10 +149,8 @@ impl Simulation {
 
     /// Handles the return of Helm's main function.
     pub(super) fn handle_helm_exit(&mut self, id: ProcessId) {
-        let exit = self.helm_runs.get(&id).and_then(|run| {
-            let mut exit = run.exit.lock();
-            exit.take()
-        });
+        let run = self.helm_runs.get(&id);
+        let exit = run.and_then(|run| run.exit.lock().take());
         self.end_helm(id, exit);
     }
 

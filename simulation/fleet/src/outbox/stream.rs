@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::{Buf as _, Bytes};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{Message, Outbox, ProcessId};
@@ -50,21 +50,21 @@ impl StreamEnd {
 
     /// Returns when bytes arrive that would arrive at `at` on an empty stream.
     pub(crate) fn reserve_arrival(&self, at: Millis) -> Millis {
-        let mut incoming = self.lock();
+        let mut incoming = self.incoming.lock();
         incoming.last_arrival = incoming.last_arrival.max(at);
         incoming.last_arrival
     }
 
     /// Bytes of the other end arrive.
     pub fn deliver(&self, bytes: Bytes) {
-        let mut incoming = self.lock();
+        let mut incoming = self.incoming.lock();
         incoming.bytes.push_back(bytes);
         wake(&mut incoming.reader);
     }
 
     /// The other end sends no more.
     pub fn finish(&self, reset: bool) {
-        let mut incoming = self.lock();
+        let mut incoming = self.incoming.lock();
         incoming.finished = true;
         incoming.reset |= reset;
         wake(&mut incoming.reader);
@@ -73,15 +73,11 @@ impl StreamEnd {
 
     /// Loses all later bytes of the other end.
     pub(crate) fn sever(&self) {
-        self.lock().severed = true;
+        self.incoming.lock().severed = true;
     }
 
     pub(crate) fn is_severed(&self) -> bool {
-        self.lock().severed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Incoming> {
-        self.incoming.lock()
+        self.incoming.lock().severed
     }
 }
 
@@ -132,7 +128,7 @@ impl AsyncRead for SimStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut incoming = self.local.lock();
+        let mut incoming = self.local.incoming.lock();
         let Some(mut chunk) = incoming.bytes.pop_front() else {
             if incoming.reset {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
@@ -160,10 +156,10 @@ impl AsyncWrite for SimStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.local.lock().reset {
+        if self.local.incoming.lock().reset {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let mut remote = self.remote.lock();
+        let mut remote = self.remote.incoming.lock();
         if remote.in_flight >= IN_FLIGHT {
             remote.writer = Some(context.waker().clone());
             return Poll::Pending;
