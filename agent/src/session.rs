@@ -155,25 +155,9 @@ pub enum SessionError {
     },
     #[error("the first message from {0} is not a Welcome; check that the address is the hub's")]
     Unexpected(String),
-}
-
-/// Result of a stream after the hub's Welcome.
-enum StreamOutcome {
-    /// A new stream with a newer certificate, already welcomed by the hub.
-    Replaced(Box<OpenStream>),
-    Ended(SessionEnd),
-}
-
-impl From<SessionError> for StreamOutcome {
-    fn from(error: SessionError) -> Self {
-        Self::Ended(SessionEnd::Error(error))
-    }
-}
-
-/// Reason for the end of a session.
-enum SessionEnd {
-    Drain { reason: String, pause: Duration },
-    Error(SessionError),
+    /// The hub is shutting down or has lost leadership.
+    #[error("{reason}")]
+    Drained { reason: String, pause: Duration },
 }
 
 /// Keeps a session open until `stop`.
@@ -181,28 +165,21 @@ pub async fn run(session: Session, stop: CancellationToken) {
     let mut backoff = ReconnectBackoff::default();
     let mut logged_errors = LoggedErrors::default();
     loop {
-        let ending = tokio::select! {
+        let error = tokio::select! {
             () = stop.cancelled() => break,
-            ending = session.run_once(&mut backoff, &mut logged_errors) => ending,
+            error = session.run_once(&mut backoff, &mut logged_errors) => error,
         };
-        let (pause, problem) = match ending {
-            SessionEnd::Drain { reason, pause } => {
-                tracing::info!(%reason, "the session ended; reconnecting");
-                let pause = backoff.after_drain(BootTime::now(), pause, chance::random());
-                (pause, reason)
+        logged_errors.log(&error);
+        let pause = match &error {
+            SessionError::Drained { pause, .. } => {
+                backoff.after_drain(BootTime::now(), *pause, chance::random())
             }
-            SessionEnd::Error(error) => {
-                logged_errors.log(&error);
-                let pause = match error {
-                    SessionError::Refused { .. } | SessionError::Protocol { .. } => {
-                        backoff.after_rejection(chance::random())
-                    }
-                    _ => backoff.after_failure(BootTime::now(), chance::random()),
-                };
-                (pause, chain(&error))
+            SessionError::Refused { .. } | SessionError::Protocol { .. } => {
+                backoff.after_rejection(chance::random())
             }
+            _ => backoff.after_failure(BootTime::now(), chance::random()),
         };
-        session.mark_down(problem);
+        session.mark_down(chain(&error));
         tokio::select! {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
@@ -218,23 +195,22 @@ impl Session {
             .send_modify(|contact| contact.record_loss(BootTime::now()));
     }
 
+    /// Returns why the session ended, or why there was none.
     async fn run_once(
         &self,
         backoff: &mut ReconnectBackoff,
         logged_errors: &mut LoggedErrors,
-    ) -> SessionEnd {
-        let mut open = match Box::pin(self.open()).await {
-            Ok(open) => Box::new(open),
-            Err(error) => return SessionEnd::Error(error),
-        };
+    ) -> SessionError {
+        let mut opened = Box::pin(self.open()).await.map(Box::new);
         loop {
+            let open = match opened {
+                Ok(open) => open,
+                Err(error) => return error,
+            };
             backoff.record_welcome(BootTime::now());
             logged_errors.errors.clear();
             logged_errors.check_clocks(open.clock_ahead);
-            match Box::pin(self.run_stream(*open, logged_errors)).await {
-                StreamOutcome::Replaced(next) => open = next,
-                StreamOutcome::Ended(ending) => return ending,
-            }
+            opened = Box::pin(self.run_stream(*open, logged_errors)).await;
         }
     }
 
@@ -315,12 +291,12 @@ impl Session {
     }
 
     /// Processes one stream until it ends or a stream with a newer certificate replaces it. The agent opens the new
-    /// stream before it closes the old one, so it stays connected.
+    /// stream before it closes the old one, so it stays connected. Returns the new stream.
     async fn run_stream(
         &self,
         open: OpenStream,
         logged_errors: &mut LoggedErrors,
-    ) -> StreamOutcome {
+    ) -> Result<Box<OpenStream>, SessionError> {
         let OpenStream {
             connection,
             outgoing,
@@ -352,17 +328,16 @@ impl Session {
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
                         self.contact.send_modify(|contact| contact.last_message = Some(BootTime::now()));
-                        if let Some(ending) = self.handle_message(message, &mut report_queue) {
-                            // The hub is shutting down or has lost leadership.
+                        if let Err(drained) = self.handle_message(message, &mut report_queue) {
                             self.dialer.try_next_first(&address);
-                            return StreamOutcome::Ended(ending);
+                            return Err(drained);
                         }
                     }
-                    result => return outcome_after_end(result, &connection, pending).await,
+                    result => return next_after_end(result, &connection, pending).await,
                 },
                 () = self.dialer.renewed() => pending = Some(Box::pin(self.open())),
                 opened = wait_for_pending(&mut pending) => match opened {
-                    Ok(open) => return StreamOutcome::Replaced(Box::new(open)),
+                    Ok(open) => return Ok(Box::new(open)),
                     Err(error) => {
                         logged_errors.log(&error);
                         let pause = backoff.after_failure(BootTime::now(), chance::random());
@@ -392,7 +367,7 @@ impl Session {
                     // The stream is closed; read its final status.
                     Err(_) => {
                         let result = incoming.message().await;
-                        return outcome_after_end(result, &connection, pending).await;
+                        return next_after_end(result, &connection, pending).await;
                     }
                 },
             }
@@ -403,7 +378,7 @@ impl Session {
         &self,
         message: HubMessage,
         report_queue: &mut ReportQueue,
-    ) -> Option<SessionEnd> {
+    ) -> Result<(), SessionError> {
         match message.kind {
             Some(hub_message::Kind::Desired(desired)) => match DesiredState::try_from(desired) {
                 Ok(desired) => {
@@ -429,7 +404,7 @@ impl Session {
                 report_queue.resync(resync.number);
             }
             Some(hub_message::Kind::Drain(drain)) => {
-                return Some(SessionEnd::Drain {
+                return Err(SessionError::Drained {
                     reason: truncated(drain.reason, REASON_MAX),
                     pause: Duration::from_millis(drain.reconnect_after_millis.into()),
                 });
@@ -441,7 +416,7 @@ impl Session {
             // Ignore a second Welcome and the message kinds of later protocol revisions.
             Some(hub_message::Kind::Welcome(_)) | None => {}
         }
-        None
+        Ok(())
     }
 }
 
@@ -475,21 +450,21 @@ async fn wait_for_pending(
     }
 }
 
-/// Decides how to continue after a stream has ended. The hub also ends a stream when it accepts the replacement.
-async fn outcome_after_end(
+/// Returns the replacement of a stream that has ended. The hub also ends a stream when it accepts the replacement.
+async fn next_after_end(
     result: Result<Option<HubMessage>, Status>,
     connection: &Connection,
     pending: Option<PendingStream<'_>>,
-) -> StreamOutcome {
+) -> Result<Box<OpenStream>, SessionError> {
     if let Some(pending) = pending
         && let Ok(Ok(open)) = tokio::time::timeout(WELCOME_TIMEOUT, pending).await
     {
-        return StreamOutcome::Replaced(Box::new(open));
+        return Ok(Box::new(open));
     }
-    match result {
-        Err(status) => error_from_status(connection, &status).into(),
-        Ok(_) => SessionError::Ended(connection.address().to_owned()).into(),
-    }
+    Err(match result {
+        Err(status) => error_from_status(connection, &status),
+        Ok(_) => SessionError::Ended(connection.address().to_owned()),
+    })
 }
 
 fn message(kind: agent_message::Kind) -> AgentMessage {
@@ -524,6 +499,10 @@ struct LoggedErrors {
 
 impl LoggedErrors {
     fn log(&mut self, error: &SessionError) {
+        if let SessionError::Drained { reason, .. } = error {
+            tracing::info!(%reason, "the session ended; reconnecting");
+            return;
+        }
         let text = chain(error);
         if self.errors.contains(&text) || self.errors.len() >= LOGGED_ERRORS_MAX {
             tracing::debug!(error = %text, "no session");
