@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::{ORIGINALS_NAMESPACE, ObjectId};
-use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::call::call;
 use krypton_runtime::clock::BootTime;
 use krypton_types::desired::drift::DriftMode;
+use krypton_types::error_chain::chain;
 use krypton_types::names::{DRIFT_ANNOTATION, DRIFT_IGNORE_ANNOTATION};
 use kube::Client;
 use kube::api::{GetParams, Patch, PatchParams, Request};
 use serde_json::Value;
-use thiserror::Error;
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -35,14 +35,20 @@ const MAX_OBJECTS: usize = 4096;
 
 type CheckResult<T = ()> = Result<T, CheckError>;
 
-/// A check that failed. The next one may succeed.
-#[derive(Debug, Error)]
+/// Reason why a check has no result. The next one may succeed.
+#[derive(Debug)]
 pub(crate) enum CheckError {
-    /// The reconciler has another action for the Tenant.
-    #[error("the check was canceled")]
+    /// The reconciler has another action for the Tenant, or the release has changed in the meantime.
     Cancelled,
-    #[error(transparent)]
-    Api(#[from] ApiError),
+    /// The revision cannot be decoded, or has changed since it was deployed.
+    Unreadable(String),
+    Failed(String),
+}
+
+impl<E: std::error::Error> From<E> for CheckError {
+    fn from(error: E) -> Self {
+        Self::Failed(chain(&error))
+    }
 }
 
 /// Cache of a member between checks. Losing it costs only requests.
@@ -72,18 +78,35 @@ struct ReleaseCache {
 /// Index of an object in the manifest of one revision.
 type ObjectIndex = u16;
 
-/// Input of a drift check.
-pub(crate) struct CheckInput<'a> {
-    /// Client with Helm's rights.
-    pub(crate) client: &'a Client,
-    pub(crate) release: &'a ReleaseKey,
+/// A drift check of one revision.
+#[derive(Debug)]
+pub(crate) struct DriftCheck {
+    pub(crate) release: ReleaseKey,
     pub(crate) revision: u32,
-    pub(crate) settings: &'a DriftSettings,
-    pub(crate) metrics: &'a DriftMetrics,
-    pub(crate) cancel: &'a CancellationToken,
+    pub(crate) settings: DriftSettings,
+    pub(crate) cancel: CancellationToken,
     /// krypton-operator installed the revision. It created the objects that have no namespace in the manifest in
     /// `default`.
     pub(crate) adopted: bool,
+}
+
+impl DriftCheck {
+    /// Returns true if the check still has the requested revision and settings.
+    pub(crate) fn matches_request(
+        &self,
+        revision: Option<u32>,
+        settings: Option<&DriftSettings>,
+    ) -> bool {
+        Some(self.revision) == revision && Some(&self.settings) == settings
+    }
+}
+
+/// Input of a drift check.
+pub(crate) struct CheckInput<'a> {
+    pub(crate) check: &'a DriftCheck,
+    /// Client with Helm's rights.
+    pub(crate) client: &'a Client,
+    pub(crate) metrics: &'a DriftMetrics,
     /// Krypton has recorded this manifest. The users of the workspace can write any other manifest, and its objects are
     /// read with Helm's rights. Without a record, the check covers only objects of the workspace and corrects none.
     pub(crate) recorded: bool,
@@ -97,8 +120,9 @@ pub(crate) async fn check_release(
     cache: &mut DriftCache,
     manifest: &[Value],
 ) -> CheckResult<DriftReport> {
-    let mut cached = cache.releases.remove(input.release).unwrap_or_default();
-    let inputs = (input.revision, input.settings.rules.clone());
+    let target = input.check;
+    let mut cached = cache.releases.remove(&target.release).unwrap_or_default();
+    let inputs = (target.revision, target.settings.rules.clone());
     if cached.inputs != inputs {
         cached.passed.clear();
         cached.inputs = inputs;
@@ -113,7 +137,7 @@ pub(crate) async fn check_release(
         queried_versions: BTreeSet::new(),
         cached,
         report: DriftReport {
-            revision: input.revision,
+            revision: target.revision,
             ..DriftReport::default()
         },
     };
@@ -126,7 +150,7 @@ pub(crate) async fn check_release(
     }
     let ReleaseCheck { cached, report, .. } = check;
     if !(cached.passed.is_empty() && cached.heal_limiter.is_empty()) {
-        cache.releases.insert(input.release.clone(), cached);
+        cache.releases.insert(target.release.clone(), cached);
     }
     result.map(|()| report)
 }
@@ -163,7 +187,7 @@ impl ReleaseCheck<'_> {
                 return Ok(());
             }
         };
-        let workspace = &self.input.release.namespace;
+        let workspace = &self.input.check.release.namespace;
         if !self.input.recorded && id.namespace.as_ref() != Some(workspace) {
             return Ok(());
         }
@@ -216,10 +240,10 @@ impl ReleaseCheck<'_> {
 
     /// Returns true if krypton-operator created the missing object in `default`.
     async fn exists_in_default(&mut self, id: &ObjectId, manifest: &Value) -> CheckResult<bool> {
-        let release = self.input.release;
+        let release = &self.input.check.release;
         let has_namespace =
             ObjectId::from_object(manifest).is_some_and(|id| id.namespace.is_some());
-        if !self.input.adopted
+        if !self.input.check.adopted
             || has_namespace
             || id.namespace.is_none()
             || release.namespace == ORIGINALS_NAMESPACE
@@ -251,9 +275,9 @@ impl ReleaseCheck<'_> {
         let mut rules = ignore::built_in_rules(id, live);
         let ignored = live["metadata"]["annotations"][DRIFT_IGNORE_ANNOTATION].as_str();
         rules.extend(ignore::parse_rules(ignored.unwrap_or_default()).0);
-        rules.extend(self.input.settings.rules.iter().cloned());
+        rules.extend(self.input.check.settings.rules.iter().cloned());
         rules.retain(|rule| rule.applies_to(id));
-        let mut applied = object::applied(manifest, self.input.release);
+        let mut applied = object::applied(manifest, &self.input.check.release);
         for rule in &rules {
             ignore::copy_live_value(&mut applied, live, rule);
         }
@@ -269,7 +293,7 @@ impl ReleaseCheck<'_> {
             return Ok(Comparison::Equal);
         }
         let writer = field_owner::last_writer(live, &fields);
-        let outcome = match object::other_release(live, self.input.release) {
+        let outcome = match object::other_release(live, &self.input.check.release) {
             Some(other) => {
                 self.input.metrics.objects_found.inc();
                 FindingOutcome::OtherRelease(other)
@@ -296,7 +320,7 @@ impl ReleaseCheck<'_> {
         id: ObjectId,
         manifest: &Value,
     ) -> CheckResult<Finding> {
-        let applied = object::applied(manifest, self.input.release);
+        let applied = object::applied(manifest, &self.input.check.release);
         // Apply without force, to not take over an object that another client creates now.
         let healed = self.heal(resource_path, &id, &applied, false).await?;
         Ok(Finding {
@@ -316,7 +340,7 @@ impl ReleaseCheck<'_> {
         force: bool,
     ) -> CheckResult<Option<FindingOutcome>> {
         let metrics = self.input.metrics;
-        let settings = self.input.settings;
+        let settings = &self.input.check.settings;
         if settings.mode != DriftMode::Heal || !self.input.recorded {
             metrics.objects_found.inc();
             return Ok(Some(FindingOutcome::ReportedOnly));
@@ -344,7 +368,7 @@ impl ReleaseCheck<'_> {
         Ok(Some(match response {
             ApiResponse::Success(_) => {
                 metrics.heals.inc();
-                tracing::info!(object = %id, namespace = %self.input.release.namespace, "corrected drift");
+                tracing::info!(object = %id, namespace = %self.input.check.release.namespace, "corrected drift");
                 FindingOutcome::Healed
             }
             ApiResponse::NotFound | ApiResponse::Conflict => {
@@ -396,7 +420,7 @@ impl ReleaseCheck<'_> {
         };
         id.namespace = namespaced.then(|| {
             let namespace = id.namespace.take();
-            namespace.unwrap_or_else(|| self.input.release.namespace.clone())
+            namespace.unwrap_or_else(|| self.input.check.release.namespace.clone())
         });
         let path = match &id.namespace {
             Some(namespace) => format!("{base}/namespaces/{namespace}/{plural}"),
@@ -445,7 +469,7 @@ impl ReleaseCheck<'_> {
     /// Waits for the next request's slot, or fails if the check is cancelled. A request in flight always completes, so
     /// its result is known.
     async fn throttle(&mut self) -> CheckResult {
-        let cancel = self.input.cancel;
+        let cancel = &self.input.check.cancel;
         tokio::select! {
             biased;
             () = cancel.cancelled() => Err(CheckError::Cancelled),

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::record::RecordComparison;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status, manifest, secret_name};
@@ -26,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
 use crate::actions::{ActionRunner, Job};
-use crate::drift::check::{CheckError, CheckInput, DriftCache, check_release};
+use crate::drift::check::{CheckError, CheckInput, DriftCache, DriftCheck, check_release};
 use crate::drift::{DriftReport, DriftSettings, correction_event, describe};
 use crate::index::Index;
 use crate::owner::{OwnerKey, ReleaseOwner};
@@ -87,57 +86,18 @@ impl CheckQueue {
     }
 }
 
-/// The running check.
-#[derive(Clone, Debug)]
-struct RunningCheck {
-    key: OwnerKey,
-    revision: u32,
-    settings: DriftSettings,
-    cancel: CancellationToken,
-}
-
-impl RunningCheck {
-    /// Returns true if the check still has the requested revision and settings.
-    fn matches_request(&self, revision: Option<u32>, settings: Option<&DriftSettings>) -> bool {
-        Some(self.revision) == revision && Some(&self.settings) == settings
-    }
-}
-
 /// The drift checks of a member.
 #[derive(Default)]
 pub(crate) struct DriftSchedule {
     check_queue: CheckQueue,
-    running: Option<RunningCheck>,
+    running: Option<(OwnerKey, Arc<DriftCheck>)>,
     /// `None` while a check runs, which then holds it.
     cache: Option<Box<DriftCache>>,
-    pub jobs: JoinSet<Box<CheckJobResult>>,
+    pub jobs: JoinSet<CheckEnd>,
 }
 
-/// Input of a check.
-pub(super) struct CheckJob {
-    check: RunningCheck,
-    owner: ReleaseOwner,
-    release: ReleaseKey,
-    adopted: bool,
-    cache: Box<DriftCache>,
-}
-
-/// Result of a check.
-pub(crate) struct CheckJobResult {
-    key: OwnerKey,
-    cache: Box<DriftCache>,
-    drift: Option<RevisionDrift>,
-    /// Revision to read again: it cannot be decoded, or has changed since it was deployed.
-    unreadable: Option<u32>,
-    /// The revision whose check failed, and why.
-    failed: Option<(u32, String)>,
-}
-
-/// Reason why a check was impossible.
-enum CheckFailure {
-    Unreadable(String),
-    Other(String),
-}
+/// The cache, and the result of the check that held it.
+type CheckEnd = (Box<DriftCache>, Result<RevisionDrift, CheckError>);
 
 impl DriftSchedule {
     /// Returns the next due time. A running check reports its own end.
@@ -151,14 +111,16 @@ impl DriftSchedule {
     }
 
     fn cancel_check(&self, key: &OwnerKey) -> bool {
-        let running = self.running.as_ref().filter(|running| running.key == *key);
-        running.inspect(|running| running.cancel.cancel()).is_some()
+        let running = self.running.as_ref().filter(|(running, _)| running == key);
+        running
+            .inspect(|(_, check)| check.cancel.cancel())
+            .is_some()
     }
 
     /// Cancels the running check, and waits for its last request.
     pub(crate) async fn end(&mut self) {
-        if let Some(running) = &self.running {
-            running.cancel.cancel();
+        if let Some((_, check)) = &self.running {
+            check.cancel.cancel();
         }
         while self.jobs.join_next().await.is_some() {}
     }
@@ -187,10 +149,9 @@ impl DriftSchedule {
                 .add(key, interval(settings), now, chance::random()),
             None => self.check_queue.remove(key),
         }
-        let running = self.running.as_ref();
-        let running = running.filter(|running| running.key == *key);
+        let running = self.running.as_ref().filter(|(running, _)| running == key);
         let is_current =
-            running.is_none_or(|running| running.matches_request(revision, plan.drift.as_ref()));
+            running.is_none_or(|(_, check)| check.matches_request(revision, plan.drift.as_ref()));
         if idle && is_current {
             return false;
         }
@@ -220,57 +181,54 @@ impl DriftSchedule {
             .reschedule(&job.key, interval(&settings), now, chance::random());
         let mut cache = self.cache.take().unwrap_or_default();
         cache.retain(|release| index.is_claimed(release));
-        let check = RunningCheck {
-            key: job.key,
+        let check = Arc::new(DriftCheck {
+            release: job.release,
             revision: newest.revision,
             settings,
             cancel: CancellationToken::new(),
-        };
-        self.running = Some(check.clone());
-        let member = &runner.member.name;
-        let span = check.key.span(member, job.owner.generation(), &job.release);
-        span.record("action", "look_for_drift");
-        let job = Box::new(CheckJob {
-            check,
-            owner: job.owner,
-            release: job.release,
             adopted: newest.is_foreign(),
-            cache,
         });
-        let check = Arc::clone(runner).run_drift_check(job);
-        self.jobs.spawn(check.instrument(span));
+        let member = &runner.member.name;
+        let span = job.key.span(member, job.owner.generation(), &check.release);
+        span.record("action", "look_for_drift");
+        self.running = Some((job.key, Arc::clone(&check)));
+        let run = Arc::clone(runner).run_drift_check(job.owner, check, cache);
+        self.jobs.spawn(run.instrument(span));
     }
 
     /// Records the result of a check. Returns the owner to reconcile.
     pub(crate) fn finish(
         &mut self,
-        done: Result<Box<CheckJobResult>, JoinError>,
+        done: Result<CheckEnd, JoinError>,
         owner_states: &mut BTreeMap<OwnerKey, OwnerState>,
         member: &str,
     ) -> Option<OwnerKey> {
-        let running = self.running.take();
-        match done {
-            Ok(result) => {
-                self.cache = Some(result.cache);
-                if let Some(state) = owner_states.get_mut(&result.key) {
-                    if result.drift.is_some() {
-                        state.memory.drift = result.drift;
-                        state.memory.failed_checks = None;
-                    }
-                    if let Some((revision, message)) = result.failed {
-                        state.memory.record_failed_check(revision, message);
-                    }
-                    if result.unreadable.is_some() {
-                        state.memory.to_reread = result.unreadable;
-                    }
-                }
-                Some(result.key)
-            }
+        let (key, check) = self.running.take()?;
+        let (cache, result) = match done {
+            Ok(end) => end,
             Err(error) => {
                 tracing::error!(%error, %member, "a drift check failed");
-                running.map(|running| running.key)
+                return Some(key);
+            }
+        };
+        self.cache = Some(cache);
+        if let Some(state) = owner_states.get_mut(&key) {
+            let memory = &mut state.memory;
+            if let Err(CheckError::Unreadable(_)) = &result {
+                memory.to_reread = Some(check.revision);
+            }
+            match result {
+                Ok(drift) => {
+                    memory.drift = Some(drift);
+                    memory.failed_checks = None;
+                }
+                Err(CheckError::Unreadable(problem) | CheckError::Failed(problem)) => {
+                    memory.record_failed_check(check.revision, problem);
+                }
+                Err(CheckError::Cancelled) => {}
             }
         }
+        Some(key)
     }
 }
 
@@ -279,134 +237,105 @@ fn interval(settings: &DriftSettings) -> Duration {
 }
 
 impl ActionRunner {
-    async fn run_drift_check(self: Arc<Self>, mut job: Box<CheckJob>) -> Box<CheckJobResult> {
-        let result = self.check_drift(&mut job).await;
+    async fn run_drift_check(
+        self: Arc<Self>,
+        owner: ReleaseOwner,
+        check: Arc<DriftCheck>,
+        mut cache: Box<DriftCache>,
+    ) -> CheckEnd {
+        let result = self.check_drift(&owner, &check, &mut cache).await;
         let outcome = match &result {
-            Ok(Some(_)) => "ok",
-            Ok(None) => "conflict",
-            Err(_) => "failed",
+            Ok(_) => "ok",
+            Err(CheckError::Cancelled) => "conflict",
+            Err(CheckError::Unreadable(_) | CheckError::Failed(_)) => "failed",
         };
         Span::current().record("outcome", outcome);
-        let (mut unreadable, mut failed) = (None, None);
-        let drift = match result {
-            Ok(Some((report, recorded))) => {
-                if let Some(event) = correction_event(&report) {
-                    self.emit_event(&job.owner, event);
-                }
-                let held_back = !recorded && job.check.settings.mode == DriftMode::Heal;
-                let note = match held_back {
-                    true => "; not corrected, as Krypton has no record of this revision",
-                    false => "",
-                };
-                let message = describe(&report).map(|message| message + note);
-                Some(RevisionDrift {
-                    revision: report.revision,
-                    message,
-                })
+        if let Err(CheckError::Unreadable(problem) | CheckError::Failed(problem)) = &result {
+            tracing::info!(member = %self.member.name, %problem,
+                "drift check failed; waiting for the next one");
+        }
+        let drift = result.map(|(report, recorded)| {
+            if let Some(event) = correction_event(&report) {
+                self.emit_event(&owner, event);
             }
-            // The release has changed in the meantime.
-            Ok(None) => None,
-            Err(failure) => {
-                let problem = match failure {
-                    CheckFailure::Unreadable(problem) => {
-                        unreadable = Some(job.check.revision);
-                        problem
-                    }
-                    CheckFailure::Other(problem) => problem,
-                };
-                tracing::info!(member = %self.member.name, %problem,
-                    "drift check failed; waiting for the next one");
-                failed = Some((job.check.revision, problem));
-                None
+            let held_back = !recorded && check.settings.mode == DriftMode::Heal;
+            let note = match held_back {
+                true => "; not corrected, as Krypton has no record of this revision",
+                false => "",
+            };
+            let message = describe(&report).map(|message| message + note);
+            RevisionDrift {
+                revision: report.revision,
+                message,
             }
-        };
-        Box::new(CheckJobResult {
-            key: job.check.key,
-            cache: job.cache,
-            drift,
-            unreadable,
-            failed,
-        })
+        });
+        (cache, drift)
     }
 
     /// Returns the differences, and whether the revision has a record.
     async fn check_drift(
         &self,
-        job: &mut CheckJob,
-    ) -> Result<Option<(DriftReport, bool)>, CheckFailure> {
-        let Some((manifest, invalid_documents, digest)) = self.deployed_manifest(job).await? else {
-            return Ok(None);
-        };
-        let recorded = self.is_recorded(job, &digest).await?;
+        owner: &ReleaseOwner,
+        check: &DriftCheck,
+        cache: &mut DriftCache,
+    ) -> Result<(DriftReport, bool), CheckError> {
+        let (manifest, invalid_documents, digest) = self.deployed_manifest(check).await?;
+        let recorded = self.is_recorded(check, &digest).await?;
         if invalid_documents > 0 {
             tracing::warn!(member = %self.member.name, unread = invalid_documents,
                 "ignoring invalid documents of the manifest");
         }
-        let user = job.owner.user(&self.desired.get().lockdown);
+        let user = owner.user(&self.desired.get().lockdown);
         let user_client = user.map(|user| client_as(&self.member.client, &user));
-        let user_client = user_client.transpose();
-        let user_client = user_client.map_err(|error| CheckFailure::Other(chain(&error)))?;
+        let user_client = user_client.transpose()?;
         let input = CheckInput {
+            check,
             client: user_client.as_ref().unwrap_or(&self.member.helm_client),
-            release: &job.release,
-            revision: job.check.revision,
-            settings: &job.check.settings,
             metrics: &self.tools.drift,
-            cancel: &job.check.cancel,
-            adopted: job.adopted,
             recorded,
             may_write: &|| self.check_permit().is_ok(),
         };
-        let check = Box::pin(check_release(&input, &mut job.cache, &manifest));
-        match check.await {
-            Ok(report) => Ok(Some((report, recorded))),
-            Err(CheckError::Cancelled) => Ok(None),
-            Err(error) => Err(CheckFailure::Other(chain(&error))),
-        }
+        let report = Box::pin(check_release(&input, cache, &manifest)).await?;
+        Ok((report, recorded))
     }
 
-    /// Returns the manifest of the revision, if it is still deployed.
+    /// Returns the manifest of the revision, which must still be deployed.
     async fn deployed_manifest(
         &self,
-        job: &CheckJob,
-    ) -> Result<Option<(Vec<Value>, usize, String)>, CheckFailure> {
-        let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &job.release.namespace);
-        let name = secret_name(&job.release.name, job.check.revision);
+        check: &DriftCheck,
+    ) -> Result<(Vec<Value>, usize, String), CheckError> {
+        let release = &check.release;
+        let api: Api<Secret> = Api::namespaced(self.member.client.clone(), &release.namespace);
+        let name = secret_name(&release.name, check.revision);
         self.tools.drift.requests.inc();
-        let secret = call(format!("reading Secret {name}"), api.get_opt(&name)).await;
-        let secret = secret.map_err(|error| CheckFailure::Other(chain(&error)))?;
-        let Some(secret) = secret else {
-            return Ok(None);
-        };
+        let secret = call(format!("reading Secret {name}"), api.get_opt(&name)).await?;
+        let secret = secret.ok_or(CheckError::Cancelled)?;
         let deployed = Revision::from_metadata(&secret.metadata)
             .is_some_and(|(_, revision)| revision.status == Status::Deployed);
         if !deployed {
-            return Ok(None);
+            return Err(CheckError::Cancelled);
         }
         // A megabyte of YAML takes tens of milliseconds, which must not block other tasks.
         let decoded = off_thread::start(move || {
             let (objects, invalid_documents) = manifest::objects(&secret)?;
             Ok::<_, ReleaseError>((objects, invalid_documents, releases::digest(&secret)?))
         });
-        let decoded = decoded.await;
-        let decoded = decoded.map_err(|error| CheckFailure::Other(chain(&error)))?;
-        decoded
-            .map(Some)
-            .map_err(|error| CheckFailure::Unreadable(chain(&error)))
+        let decoded = decoded.await?;
+        decoded.map_err(|error| CheckError::Unreadable(chain(&error)))
     }
 
     /// Returns true if Krypton deployed this manifest. The users of the workspace can change it, and its objects are
     /// read and applied with Helm's rights.
-    async fn is_recorded(&self, job: &CheckJob, digest: &str) -> Result<bool, CheckFailure> {
+    async fn is_recorded(&self, check: &DriftCheck, digest: &str) -> Result<bool, CheckError> {
         self.tools.drift.requests.inc();
-        let record = self.release_record(&job.release).await;
-        let record = record.map_err(|fault| CheckFailure::Other(fault.text().to_owned()))?;
-        match record.compare(job.check.revision, digest) {
+        let record = self.release_record(&check.release).await;
+        let record = record.map_err(|fault| CheckError::Failed(fault.text().to_owned()))?;
+        match record.compare(check.revision, digest) {
             RecordComparison::Recorded => Ok(true),
             RecordComparison::Unrecorded => Ok(false),
-            RecordComparison::Tampered => Err(CheckFailure::Unreadable(format!(
+            RecordComparison::Tampered => Err(CheckError::Unreadable(format!(
                 "revision {} of release {} has changed since Krypton deployed it",
-                job.check.revision, job.release.name
+                check.revision, check.release.name
             ))),
         }
     }
@@ -414,6 +343,7 @@ impl ActionRunner {
 
 #[cfg(test)]
 mod tests {
+    use krypton_helm::releases::labels::ReleaseKey;
     use krypton_types::desired::drift::DriftPolicy;
     use krypton_types::tenant::TenantKey;
 
@@ -471,11 +401,12 @@ mod tests {
             interval_seconds: 600,
             ..DriftSettings::default()
         };
-        let running = RunningCheck {
-            key: key(1),
+        let running = DriftCheck {
+            release: ReleaseKey::new("acme", "web"),
             revision: 3,
             settings: settings.clone(),
             cancel: CancellationToken::new(),
+            adopted: false,
         };
         assert!(running.matches_request(Some(3), Some(&settings)));
         let warn_settings = DriftSettings {

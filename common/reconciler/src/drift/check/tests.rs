@@ -76,15 +76,18 @@ impl CheckFixture {
     }
 
     async fn check(&mut self, manifest: &Value) -> Result<DriftReport, CheckError> {
-        let (release, metrics) = (release(), DriftMetrics::default());
-        let input = CheckInput {
-            client: &self.server.client,
-            release: &release,
+        let metrics = DriftMetrics::default();
+        let check = DriftCheck {
+            release: release(),
             revision: 1,
-            settings: &self.settings,
-            metrics: &metrics,
-            cancel: &self.cancel,
+            settings: self.settings.clone(),
+            cancel: self.cancel.clone(),
             adopted: self.adopted,
+        };
+        let input = CheckInput {
+            check: &check,
+            client: &self.server.client,
+            metrics: &metrics,
             recorded: self.recorded,
             may_write: &|| self.may_write,
         };
@@ -261,7 +264,7 @@ async fn uncomparable_object_is_reported_unhealthy_apiserver_aborts_check() {
     for code in [401, 429, 503, 504] {
         let mut fixture = CheckFixture::new(server_failing_at(Method::GET, code), DriftMode::Heal);
         let error = fixture.check(&manifest("hello")).await.unwrap_err();
-        assert!(matches!(error, CheckError::Api(_)), "{code}");
+        assert!(matches!(error, CheckError::Failed(_)), "{code}");
     }
     // A check queries an unserved kind only once.
     let mut fixture = CheckFixture::new(server(None), DriftMode::Heal);
