@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_helm::driver::{
-    Helm, HelmConfig, HelmError, StopHandle, Supervisor, Uninstall, supervise,
+    Helm, HelmConfig, HelmError, ReleaseTarget, StopHandle, Supervisor, Uninstall, supervise,
 };
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
@@ -49,12 +49,14 @@ async fn drive(binary: PathBuf, scratch: PathBuf, permit: Duration) -> Result<()
     let (handle, stop) = StopHandle::new();
     handle.permit(BootTime::now() + permit);
     let uninstall = Uninstall {
-        kubeconfig: PathBuf::from("/nowhere"),
-        release: "small".to_owned(),
-        namespace: "acme".to_owned(),
+        target: ReleaseTarget {
+            kubeconfig: PathBuf::from("/nowhere"),
+            release: "small".to_owned(),
+            namespace: "acme".to_owned(),
+            cache_key: "edge-1".to_owned(),
+        },
         timeout: Duration::from_secs(600),
         hooks: true,
-        cache_key: "edge-1".to_owned(),
     };
     let slot = helm.slot("edge-1", Priority::Low).await;
     helm.uninstall(slot, &uninstall, &stop).await

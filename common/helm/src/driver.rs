@@ -33,7 +33,7 @@ mod supervisor;
 mod version;
 
 pub use crate::slots::{Load, Slot};
-pub use arguments::{GetMetadata, Rollback, Uninstall, Upgrade};
+pub use arguments::{ReleaseTarget, Rollback, Uninstall, Upgrade};
 pub use error::HelmError;
 pub use keyring::Keyring;
 pub use process::{DriverTimeouts, HelmCommand, Processes, Running, Supervisor};
@@ -215,9 +215,14 @@ impl Helm {
         cache_key: &str,
         values: &Map<String, Value>,
     ) -> Result<(), HelmError> {
-        self.check_version().await?;
-        self.scratch.create_run(cache_key)?.write_values(values)?;
+        self.prepare_run(cache_key).await?.write_values(values)?;
         Ok(())
+    }
+
+    /// Checks that Helm exists, and creates the folder of a run.
+    async fn prepare_run(&self, cache_key: &str) -> Result<scratch::RunFolder, HelmError> {
+        self.check_version().await?;
+        self.scratch.create_run(cache_key)
     }
 
     /// Replaces [`DriverTimeouts::default`].
@@ -278,8 +283,7 @@ impl Helm {
         stop: &StopSignal,
     ) -> Result<Option<String>, HelmError> {
         let run = async {
-            self.check_version().await?;
-            let folder = self.scratch.create_run(&upgrade.cache_key)?;
+            let folder = self.prepare_run(&upgrade.target.cache_key).await?;
             let values = folder.write_values(&upgrade.values)?;
             let arguments = command::upgrade(upgrade, &values)?;
             let output = folder.path().join("release.json");
@@ -287,7 +291,7 @@ impl Helm {
             let params = RunParams {
                 secrets: stderr::secrets(&upgrade.values, &upgrade.secret_paths),
                 output: Some(&output),
-                ..RunParams::new(verb, &upgrade.release, upgrade.timeout)
+                ..RunParams::new(verb, &upgrade.target.release, upgrade.timeout)
             };
             self.run(Some(slot), &folder, arguments, params, stop)
                 .await?;
@@ -313,13 +317,12 @@ impl Helm {
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
         let run = async {
-            self.check_version().await?;
-            let folder = self.scratch.create_run(&uninstall.cache_key)?;
+            let folder = self.prepare_run(&uninstall.target.cache_key).await?;
             let arguments = command::uninstall(uninstall);
             let params = RunParams {
                 // On SIGTERM, `helm uninstall` would exit halfway, so a soft stop waits for its end.
                 terminate_on_soft_stop: false,
-                ..RunParams::new("uninstall", &uninstall.release, uninstall.timeout)
+                ..RunParams::new("uninstall", &uninstall.target.release, uninstall.timeout)
             };
             self.run(Some(slot), &folder, arguments, params, stop).await
         };
@@ -338,14 +341,13 @@ impl Helm {
         stop: &StopSignal,
     ) -> Result<(), HelmError> {
         let run = async {
-            self.check_version().await?;
-            let folder = self.scratch.create_run(&rollback.cache_key)?;
+            let folder = self.prepare_run(&rollback.target.cache_key).await?;
             let arguments = command::rollback(rollback);
             let params = RunParams {
                 secrets: stderr::secrets(&rollback.values, &rollback.secret_paths),
                 // On SIGTERM, `helm rollback` would exit halfway, like `helm uninstall`.
                 terminate_on_soft_stop: false,
-                ..RunParams::new("rollback", &rollback.release, rollback.timeout)
+                ..RunParams::new("rollback", &rollback.target.release, rollback.timeout)
             };
             self.run(Some(slot), &folder, arguments, params, stop).await
         };
@@ -359,14 +361,14 @@ impl Helm {
     pub async fn can_decode(
         &self,
         slot: Slot,
-        get: &GetMetadata,
+        target: &ReleaseTarget,
+        revision: u32,
         stop: &StopSignal,
     ) -> Result<bool, HelmError> {
         let run = async {
-            self.check_version().await?;
-            let folder = self.scratch.create_run(&get.cache_key)?;
-            let arguments = command::get_metadata(get);
-            let params = RunParams::new("get metadata", &get.release, GET_TIMEOUT);
+            let folder = self.prepare_run(&target.cache_key).await?;
+            let arguments = command::get_metadata(target, revision);
+            let params = RunParams::new("get metadata", &target.release, GET_TIMEOUT);
             let result = self.run(Some(slot), &folder, arguments, params, stop).await;
             match result {
                 Ok(()) => Ok(true),

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use krypton_helm::driver::{
-    DriverTimeouts, GetMetadata, Helm, HelmConfig, HelmError, StopHandle, StopSignal, Supervisor,
-    Uninstall, Upgrade,
+    DriverTimeouts, Helm, HelmConfig, HelmError, StopHandle, StopSignal, Supervisor, Uninstall,
+    Upgrade,
 };
 use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::BootTime;
@@ -613,13 +613,6 @@ async fn missing_run_folder_is_recreated_and_unusable_reported() {
 #[tokio::test]
 async fn undecodable_secret_is_distinguished_from_unreachable_cluster() {
     let (_handle, stop) = StopHandle::new();
-    let get = |stage: &Stage| GetMetadata {
-        kubeconfig: stage.path("kubeconfig"),
-        release: "acme".to_owned(),
-        namespace: "acme".to_owned(),
-        revision: 3,
-        cache_key: "edge-1".to_owned(),
-    };
     let damaged =
         "echo 'Error: get: failed to decode data \"sh.helm.release.v1.acme.v3\": EOF' >&2; exit 1";
     let unreachable = "echo 'Error: Kubernetes cluster unreachable' >&2; exit 1";
@@ -631,7 +624,7 @@ async fn undecodable_secret_is_distinguished_from_unreachable_cluster() {
         let stage = Stage::new(script).await;
         let helm = stage.helm().await;
         let slot = helm.slot("edge-1", Priority::Low).await;
-        let can_decode = helm.can_decode(slot, &get(&stage), &stop).await;
+        let can_decode = helm.can_decode(slot, &stage.target(), 3, &stop).await;
         assert_eq!(can_decode.ok(), expected, "{script}");
     }
 }

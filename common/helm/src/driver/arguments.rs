@@ -9,12 +9,20 @@ use serde_json::{Map, Value};
 
 use crate::releases::labels::{INSTALL_RUN, RUN_LABEL};
 
-/// Arguments of `helm upgrade --install` or `helm install --replace`.
-#[derive(Clone)]
-pub struct Upgrade {
+/// The release of a Helm run, and its cluster.
+#[derive(Clone, Debug)]
+pub struct ReleaseTarget {
     pub kubeconfig: PathBuf,
     pub release: String,
     pub namespace: String,
+    /// Name of the member, which selects the discovery cache.
+    pub cache_key: String,
+}
+
+/// Arguments of `helm upgrade --install` or `helm install --replace`.
+#[derive(Clone)]
+pub struct Upgrade {
+    pub target: ReleaseTarget,
     /// Path of a local `.tgz`.
     pub chart: PathBuf,
     pub values: Map<String, Value>,
@@ -33,15 +41,12 @@ pub struct Upgrade {
     pub description: String,
     /// Whether to repeat a failed installation: its hooks run again, and Helm adopts the objects it created.
     pub again: bool,
-    /// Name of the member, which selects the discovery cache.
-    pub cache_key: String,
 }
 
 impl fmt::Debug for Upgrade {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Upgrade")
-            .field("release", &self.release)
-            .field("namespace", &self.namespace)
+            .field("target", &self.target)
             .field("chart", &self.chart)
             .finish_non_exhaustive()
     }
@@ -62,23 +67,17 @@ impl Upgrade {
 /// Arguments of `helm uninstall`.
 #[derive(Clone, Debug)]
 pub struct Uninstall {
-    pub kubeconfig: PathBuf,
-    pub release: String,
-    pub namespace: String,
+    pub target: ReleaseTarget,
     /// Timeout of each of Helm's phases, in whole seconds.
     pub timeout: Duration,
     /// Whether to run the stored hooks.
     pub hooks: bool,
-    /// Name of the member, which selects the discovery cache.
-    pub cache_key: String,
 }
 
 /// Arguments of `helm rollback`.
 #[derive(Clone, Debug)]
 pub struct Rollback {
-    pub kubeconfig: PathBuf,
-    pub release: String,
-    pub namespace: String,
+    pub target: ReleaseTarget,
     /// The revision to roll back to.
     pub to: u32,
     /// Timeout of each of Helm's phases, in whole seconds.
@@ -91,17 +90,4 @@ pub struct Rollback {
     pub values: Map<String, Value>,
     /// JSON pointers to the secret values, regardless of their key names.
     pub secret_paths: Vec<String>,
-    /// Name of the member, which selects the discovery cache.
-    pub cache_key: String,
-}
-
-/// Arguments of `helm get metadata`.
-#[derive(Clone, Debug)]
-pub struct GetMetadata {
-    pub kubeconfig: PathBuf,
-    pub release: String,
-    pub namespace: String,
-    pub revision: u32,
-    /// Name of the member, which selects the discovery cache.
-    pub cache_key: String,
 }

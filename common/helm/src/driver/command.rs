@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::scratch::{RunFolder, Scratch};
-use super::{GetMetadata, HelmError, Rollback, Uninstall, Upgrade};
+use super::{HelmError, ReleaseTarget, Rollback, Uninstall, Upgrade};
 
 /// client-go's default of 5 requests per second would dominate the duration of a run.
 const QPS: &str = "50";
@@ -85,7 +85,7 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
     line.add(["--wait=hookOnly", "--hide-notes"]);
     line.add(["--disable-openapi-validation"]);
     line.add(["--output", "json"]);
-    line.common_flags(&upgrade.namespace, &upgrade.kubeconfig, upgrade.timeout);
+    line.common_flags(&upgrade.target, upgrade.timeout);
     line.flag("--values", values.as_os_str());
     line.apply_method(upgrade.server_side);
     if upgrade.skip_crds {
@@ -95,7 +95,7 @@ pub(super) fn upgrade(upgrade: &Upgrade, values: &Path) -> Result<Vec<OsString>,
         line.flag("--labels", OsStr::new(&labels(upgrade)?));
     }
     line.flag("--description", OsStr::new(&upgrade.description));
-    line.add(["--", &upgrade.release]);
+    line.add(["--", &upgrade.target.release]);
     line.0.push(upgrade.chart.clone().into_os_string());
     Ok(line.0)
 }
@@ -107,12 +107,8 @@ pub(super) fn uninstall(uninstall: &Uninstall) -> Vec<OsString> {
     if !uninstall.hooks {
         line.add(["--no-hooks"]);
     }
-    line.common_flags(
-        &uninstall.namespace,
-        &uninstall.kubeconfig,
-        uninstall.timeout,
-    );
-    line.add(["--", &uninstall.release]);
+    line.common_flags(&uninstall.target, uninstall.timeout);
+    line.add(["--", &uninstall.target.release]);
     line.0
 }
 
@@ -120,20 +116,18 @@ pub(super) fn rollback(rollback: &Rollback) -> Vec<OsString> {
     let mut line = CommandLine::default();
     line.add(["rollback", "--wait=hookOnly"]);
     line.add(["--history-max", &rollback.history_max.to_string()]);
-    let (namespace, kubeconfig) = (&rollback.namespace, &rollback.kubeconfig);
-    line.common_flags(namespace, kubeconfig, rollback.timeout);
+    line.common_flags(&rollback.target, rollback.timeout);
     line.apply_method(rollback.server_side);
-    line.add(["--", &rollback.release, &rollback.to.to_string()]);
+    line.add(["--", &rollback.target.release, &rollback.to.to_string()]);
     line.0
 }
 
-pub(super) fn get_metadata(get: &GetMetadata) -> Vec<OsString> {
+pub(super) fn get_metadata(target: &ReleaseTarget, revision: u32) -> Vec<OsString> {
     let mut line = CommandLine::default();
     line.add(["get", "metadata"]);
-    line.flag("--revision", OsStr::new(&get.revision.to_string()));
-    line.flag("--namespace", OsStr::new(&get.namespace));
-    line.flag("--kubeconfig", get.kubeconfig.as_os_str());
-    line.add(["--", &get.release]);
+    line.add(["--revision", &revision.to_string()]);
+    line.cluster_flags(target);
+    line.add(["--", &target.release]);
     line.0
 }
 
@@ -183,9 +177,13 @@ impl CommandLine {
         }
     }
 
-    fn common_flags(&mut self, namespace: &str, kubeconfig: &Path, timeout: Duration) {
-        self.flag("--namespace", OsStr::new(namespace));
-        self.flag("--kubeconfig", kubeconfig.as_os_str());
+    fn cluster_flags(&mut self, target: &ReleaseTarget) {
+        self.add(["--namespace", &target.namespace]);
+        self.flag("--kubeconfig", target.kubeconfig.as_os_str());
+    }
+
+    fn common_flags(&mut self, target: &ReleaseTarget, timeout: Duration) {
+        self.cluster_flags(target);
         // Helm treats 0 as an immediate timeout.
         let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
         self.flag("--timeout", OsStr::new(&format!("{}s", seconds.max(1))));
@@ -199,11 +197,18 @@ mod tests {
 
     use super::*;
 
+    fn target(release: &str) -> ReleaseTarget {
+        ReleaseTarget {
+            kubeconfig: "/k/config".into(),
+            release: release.to_owned(),
+            namespace: "acme".to_owned(),
+            cache_key: "edge-1".to_owned(),
+        }
+    }
+
     fn sample_upgrade(server_side: bool) -> Upgrade {
         Upgrade {
-            kubeconfig: "/k/config".into(),
-            release: "tenant-acme-edge-1".to_owned(),
-            namespace: "acme".to_owned(),
+            target: target("tenant-acme-edge-1"),
             chart: "/c/abc.tgz".into(),
             values: Map::new(),
             secret_paths: Vec::new(),
@@ -218,7 +223,6 @@ mod tests {
             history_max: 3,
             description: "--dry-run, as text".to_owned(),
             again: false,
-            cache_key: "edge-1".to_owned(),
         }
     }
 
@@ -267,12 +271,9 @@ mod tests {
     fn uninstall_command_never_ignores_missing_release() {
         for (hooks, flag) in [(true, ""), (false, "--no-hooks ")] {
             let line = joined(uninstall(&Uninstall {
-                kubeconfig: "/k/config".into(),
-                release: "r".to_owned(),
-                namespace: "acme".to_owned(),
+                target: target("r"),
                 timeout: Duration::ZERO,
                 hooks,
-                cache_key: "edge-1".to_owned(),
             }));
             let expected = format!(
                 "uninstall --wait=hookOnly {flag}--namespace acme --kubeconfig /k/config --timeout 1s \
@@ -285,16 +286,13 @@ mod tests {
     #[test]
     fn the_rollback_line_names_the_revision_last() {
         let line = joined(rollback(&Rollback {
-            kubeconfig: "/k/config".into(),
-            release: "r".to_owned(),
-            namespace: "acme".to_owned(),
+            target: target("r"),
             to: 7,
             timeout: Duration::from_secs(20),
             server_side: true,
             history_max: 3,
             values: serde_json::Map::new(),
             secret_paths: Vec::new(),
-            cache_key: "edge-1".to_owned(),
         }));
         assert_eq!(
             line,

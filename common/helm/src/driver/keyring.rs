@@ -28,8 +28,7 @@ impl Keyring {
     /// Runs `helm verify`. It takes no slot, because it is short and runs once per chart.
     async fn run_helm_verify(&self, archive: &Path) -> Result<(), HelmError> {
         let helm = &self.helm;
-        helm.check_version().await?;
-        let folder = helm.scratch.create_run(CACHE_KEY)?;
+        let folder = helm.prepare_run(CACHE_KEY).await?;
         let arguments = command::verify(archive, &self.file);
         // No other code stops this run. Dropping the handle ends it.
         let (_stop, signal) = StopHandle::new();

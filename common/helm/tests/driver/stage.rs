@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use krypton_helm::driver::{Helm, HelmConfig, Supervisor, Uninstall, Upgrade};
+use krypton_helm::driver::{Helm, HelmConfig, ReleaseTarget, Supervisor, Uninstall, Upgrade};
 use krypton_runtime::off_thread;
 use rustix::fs::{FileType, Mode};
 use serde_json::json;
@@ -73,12 +73,19 @@ impl Stage {
         Helm::new(self.config()).await.unwrap()
     }
 
-    pub(super) fn upgrade(&self) -> Upgrade {
-        let values = json!({ "message": "hello", "db": { "password": "hunter2" } });
-        Upgrade {
+    pub(super) fn target(&self) -> ReleaseTarget {
+        ReleaseTarget {
             kubeconfig: self.path("kubeconfig"),
             release: "tenant-acme-edge-1".to_owned(),
             namespace: "acme".to_owned(),
+            cache_key: "edge-1".to_owned(),
+        }
+    }
+
+    pub(super) fn upgrade(&self) -> Upgrade {
+        let values = json!({ "message": "hello", "db": { "password": "hunter2" } });
+        Upgrade {
+            target: self.target(),
             chart: self.path("chart.tgz"),
             values: values.as_object().unwrap().clone(),
             secret_paths: Vec::new(),
@@ -89,18 +96,14 @@ impl Stage {
             history_max: 3,
             description: "a test".to_owned(),
             again: false,
-            cache_key: "edge-1".to_owned(),
         }
     }
 
     pub(super) fn uninstall(&self) -> Uninstall {
         Uninstall {
-            kubeconfig: self.path("kubeconfig"),
-            release: "tenant-acme-edge-1".to_owned(),
-            namespace: "acme".to_owned(),
+            target: self.target(),
             timeout: Duration::from_secs(600),
             hooks: true,
-            cache_key: "edge-1".to_owned(),
         }
     }
 

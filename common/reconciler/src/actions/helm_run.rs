@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Secret;
-use krypton_helm::driver::Upgrade;
+use krypton_helm::driver::{ReleaseTarget, Upgrade};
 use krypton_helm::releases::labels::{
     FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, UPGRADE_RUN,
 };
@@ -147,9 +147,7 @@ impl ActionRunner {
         let run_id = run_label(prefix, chance::random(), job.owner.generation());
         let owner = (job.owner.uid(), job.owner.namespace());
         Upgrade {
-            kubeconfig: self.member.kubeconfig.clone(),
-            release: job.release.name.clone(),
-            namespace: job.release.namespace.clone(),
+            target: self.helm_target(job),
             chart: chart_path,
             values: chart.helm_values(),
             secret_paths: chart.secret_paths().to_vec(),
@@ -166,6 +164,14 @@ impl ActionRunner {
             history_max,
             description: format!("Krypton, desired state {}", job.desired.version),
             again: reinstall,
+        }
+    }
+
+    pub(super) fn helm_target(&self, job: &Job) -> ReleaseTarget {
+        ReleaseTarget {
+            kubeconfig: self.member.kubeconfig.clone(),
+            release: job.release.name.clone(),
+            namespace: job.release.namespace.clone(),
             cache_key: self.member.name.clone(),
         }
     }

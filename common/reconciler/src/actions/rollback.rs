@@ -53,9 +53,7 @@ impl ActionRunner {
         let chart = job.chart();
         let policy = &self.member.policy;
         let rollback = Rollback {
-            kubeconfig: self.member.kubeconfig.clone(),
-            release: job.release.name.clone(),
-            namespace: job.release.namespace.clone(),
+            target: self.helm_target(job),
             to,
             timeout: policy.helm_timeout,
             server_side: releases::decode(current)
@@ -69,7 +67,6 @@ impl ActionRunner {
             .max(3),
             values: chart.helm_values(),
             secret_paths: chart.secret_paths().to_vec(),
-            cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, to, "running helm rollback");
         let running = Box::pin(self.tools.helm.rollback(slot, &rollback, &self.stop));

@@ -56,12 +56,9 @@ impl ActionRunner {
         self.recheck(job, &stored).await?;
         self.check_permit()?;
         let uninstall = Uninstall {
-            kubeconfig: self.member.kubeconfig.clone(),
-            release: job.release.name.clone(),
-            namespace: job.release.namespace.clone(),
+            target: self.helm_target(job),
             timeout: self.member.policy.helm_timeout,
             hooks,
-            cache_key: self.member.name.clone(),
         };
         tracing::info!(member = %self.member.name, "running helm uninstall");
         let running = Box::pin(self.tools.helm.uninstall(slot, &uninstall, &self.stop));

@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use krypton_helm::driver::{GetMetadata, HelmError, Slot};
+use krypton_helm::driver::{HelmError, Slot};
 use krypton_helm::releases::labels::ReleaseKey;
 use krypton_helm::releases::revision::Revision;
 use krypton_helm::releases::{self, ReleaseError, Status};
@@ -45,14 +45,9 @@ impl ActionRunner {
             return Err(failed(problem));
         };
         self.check_permit()?;
-        let get = GetMetadata {
-            kubeconfig: self.member.kubeconfig.clone(),
-            release: job.release.name.clone(),
-            namespace: job.release.namespace.clone(),
-            revision: revision.revision,
-            cache_key: self.member.name.clone(),
-        };
-        let decoding = Box::pin(self.tools.helm.can_decode(slot, &get, &self.stop));
+        let (target, revision) = (self.helm_target(job), revision.revision);
+        let helm = &self.tools.helm;
+        let decoding = Box::pin(helm.can_decode(slot, &target, revision, &self.stop));
         match decoding.await {
             Ok(false) => {}
             // A newer Helm wrote it, or it exceeds Krypton's size limit. Krypton must not judge it.
@@ -76,8 +71,7 @@ impl ActionRunner {
             }
         }
         self.check_permit()?;
-        self.save_copy(&job.release, secret, revision.revision)
-            .await?;
+        self.save_copy(&job.release, secret, revision).await?;
         self.check_permit()?;
         let removing = self.delete_secret(&job.release, &secret.metadata);
         call("removing a revision", removing).await?;
