@@ -90,7 +90,7 @@ pub(super) struct Job {
     pub fingerprint: Arc<str>,
     /// Whether the permit was granted at the time of the plan.
     pub permitted: bool,
-    /// The Helm slot and the chart of a run.
+    /// The Helm slot and the chart of a run, until it starts.
     pub reservation: Option<HelmReservation>,
 }
 
@@ -98,6 +98,11 @@ impl Job {
     /// The chart for this Tenant or deployment.
     fn chart(&self) -> Cow<'_, ChartState> {
         self.desired.chart_with(self.owner.values())
+    }
+
+    /// Whether the job only reports the state.
+    pub(crate) fn is_report_only(&self) -> bool {
+        self.plan.action == Action::Nothing
     }
 }
 
@@ -172,8 +177,11 @@ pub(super) struct ActionRunner {
 }
 
 impl ActionRunner {
-    pub(super) async fn run_job(self: Arc<Self>, mut job: Box<Job>) -> Box<JobResult> {
-        let reservation = job.reservation.take();
+    pub(super) async fn run_job(
+        self: Arc<Self>,
+        job: Arc<Job>,
+        reservation: Option<HelmReservation>,
+    ) -> Box<JobResult> {
         let mut result = Box::<JobResult>::default();
         let started = BootTime::now();
         // The file is deleted when the action ends.
@@ -191,7 +199,7 @@ impl ActionRunner {
     /// Returns a runner that acts as the owner's service account, if the owner has one.
     fn runner_for(self: Arc<Self>, job: &Job) -> ActionResult<(Arc<Self>, Option<TempPath>)> {
         let user = job.owner.user(&job.desired.lockdown);
-        let Some(user) = user.filter(|_| job.plan.action != Action::Nothing) else {
+        let Some(user) = user.filter(|_| !job.is_report_only()) else {
             return Ok((self, None));
         };
         let client = client_as(&self.member.client, &user).map_err(|_| {

@@ -12,12 +12,11 @@ use krypton_runtime::retry::Backoff;
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::desired::{DesiredState, Version};
-use krypton_types::tenant::UpcomingStep;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::Span;
 
-use crate::actions::{ActionRunner, JobResult};
+use crate::actions::{ActionRunner, Job, JobResult};
 use crate::backup::restoring::{CrdRound, UnrestoredTenants};
 use crate::bounds::WatchBounds;
 use crate::cluster_version::ClusterVersion;
@@ -40,18 +39,10 @@ use crate::workspaces::Workspaces;
 /// neither flood the API server nor take the memory of a thousand calls.
 const MAX_CONCURRENT_ACTIONS: usize = 16;
 
-/// A running action, with the inputs of its job that the result is recorded with.
+/// A running action.
 pub(crate) struct RunningAction {
-    pub key: OwnerKey,
+    pub job: Arc<Job>,
     pub attempt: Attempt,
-    pub release: ReleaseKey,
-    /// See `Job::lists`.
-    pub lists: u64,
-    /// The next step and the handled request, which are reported with the state.
-    pub next: Option<UpcomingStep>,
-    pub handled_request: Option<String>,
-    /// The job only reports the state.
-    pub is_report_only: bool,
     pub span: Span,
 }
 

@@ -302,23 +302,16 @@ impl Reconciler {
             }
             self.action_queue.start(key.clone());
         }
-        self.queue.start(key.clone());
+        self.queue.start(key);
         state.is_removing = job.owner.is_being_removed();
         state.is_reading = matches!(job.plan.action, Action::ReadRelease(_));
         let revisions = self.index.release_revisions(&job.release).into_iter();
         job.revisions = revisions.cloned().collect();
-        let running = RunningAction {
-            key,
-            attempt,
-            release: job.release.clone(),
-            lists: job.lists,
-            next: job.next,
-            handled_request: job.handled_request.clone(),
-            is_report_only: job.plan.action == Action::Nothing,
-            span: span.clone(),
-        };
-        let run = Arc::clone(&self.runner).run_job(Box::new(job));
-        self.jobs.spawn(running, run.instrument(span));
+        let reservation = job.reservation.take();
+        let job = Arc::new(job);
+        let run = Arc::clone(&self.runner).run_job(Arc::clone(&job), reservation);
+        let run = run.instrument(span.clone());
+        self.jobs.spawn(RunningAction { job, attempt, span }, run);
         false
     }
 

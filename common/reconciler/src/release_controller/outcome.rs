@@ -14,7 +14,7 @@ use krypton_types::desired::handling::Remediation;
 use tokio::task::{Id, JoinError};
 
 use crate::actions::error::{ActionError, CONFLICT_PAUSE};
-use crate::actions::{JobResult, ReleaseUpdate};
+use crate::actions::{Job, JobResult, ReleaseUpdate};
 use crate::helm_queue::WaitResult;
 use crate::owner::OwnerKey;
 use crate::owner_state::OwnerState;
@@ -58,32 +58,32 @@ impl Reconciler {
         action: RunningAction,
         result: Result<Box<JobResult>, JoinError>,
     ) {
-        let now = BootTime::now();
-        let key = &action.key;
+        let RunningAction { job, attempt, span } = action;
+        let (key, now) = (&job.key, BootTime::now());
         // The following log lines belong to the span of the same job.
-        let _within = action.span.enter();
+        let _within = span.enter();
         self.action_queue.done(key, Outcome::Done, now, 0.0);
         self.queue.done(key, Outcome::Again(now), now, 0.0);
         match result {
-            Ok(result) => self.record_result(&action, *result, now),
+            Ok(result) => self.record_result(&job, attempt, *result, now),
             Err(error) => {
                 tracing::error!(%error, member = %self.member.name, "action panicked");
                 if let Some(state) = self.owner_states.get_mut(key) {
                     let until = now + self.member.retry_max;
-                    state.panicked(action.attempt.clone(), until);
+                    state.panicked(attempt, until);
                 }
             }
         }
         self.owners_changed([key.clone()].into());
     }
 
-    fn record_result(&mut self, action: &RunningAction, mut result: JobResult, now: BootTime) {
-        if action.lists != self.index.lists_started() {
+    fn record_result(&mut self, job: &Job, attempt: Attempt, mut result: JobResult, now: BootTime) {
+        if job.lists != self.index.lists_started() {
             result.forget_responses();
         }
         let is_decoded = result.release_details.is_some();
-        let updated = self.update_index(&action.release, &mut result);
-        let state = self.owner_states.entry(action.key.clone()).or_default();
+        let updated = self.update_index(&job.release, &mut result);
+        let state = self.owner_states.entry(job.key.clone()).or_default();
         state.is_removing = false;
         (state.not_before, state.held_attempt) = (None, None);
         state.needs_slot = result.needs_slot;
@@ -100,22 +100,19 @@ impl Reconciler {
                 |failure: &mut Failure| failure.reason == reason::RELEASE_TAMPERED;
             state.memory.failure.take_if(is_tamper_failure);
         }
-        state.record_job(action, &mut result, now);
+        state.record_job(job, &mut result, now);
         // Reporting a refusal does not end it.
         let refusal = state.memory.refusal.as_ref();
         let is_for_action = refusal.is_some_and(|refusal| !refusal.is_status_write);
-        let reports_refusal = action.is_report_only && is_for_action;
+        let reports_refusal = job.is_report_only() && is_for_action;
         if !(reports_refusal || matches!(result.error, Some(ActionError::Conflict))) {
             state.conflicts = 0;
         }
         match result.error {
-            None => state.succeeded(action.is_report_only, result.clears_failure),
-            Some(error) => self.record_failure(
-                (&action.key, action.is_report_only),
-                action.attempt.clone(),
-                error,
-                now,
-            ),
+            None => state.succeeded(job.is_report_only(), result.clears_failure),
+            Some(error) => {
+                self.record_failure((&job.key, job.is_report_only()), attempt, error, now);
+            }
         }
     }
 
@@ -275,7 +272,7 @@ impl OwnerState {
     }
 
     /// Stores what the action did and reported.
-    fn record_job(&mut self, action: &RunningAction, result: &mut JobResult, now: BootTime) {
+    fn record_job(&mut self, job: &Job, result: &mut JobResult, now: BootTime) {
         if result.cleaned_up.is_some() {
             self.memory.cleaned_up = result.cleaned_up.take();
         }
@@ -284,15 +281,13 @@ impl OwnerState {
         }
         if result.reported.is_some() {
             self.memory.reported = result.reported.take();
-            self.memory.reported_next = action.next;
+            self.memory.reported_next = job.next;
             self.memory.reported_at = Some(now);
         }
         if result.published.is_some() {
             self.memory.published = result.published.take();
-            self.memory.published_next = action.next;
-            self.memory
-                .handled_request
-                .clone_from(&action.handled_request);
+            self.memory.published_next = job.next;
+            self.memory.handled_request.clone_from(&job.handled_request);
         }
         if let Some(run) = result.applied.take() {
             self.memory.applied = Some(AppliedRun { run, ended: now });
