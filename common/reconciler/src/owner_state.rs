@@ -22,7 +22,6 @@ pub(crate) struct OwnerState {
     pub not_before: Option<BootTime>,
     /// Attempt that is held back until `not_before`. `None` holds back every attempt.
     pub held_attempt: Option<Attempt>,
-    pub failures: u32,
     /// Number of consecutive actions that failed because their plan was out of date.
     pub conflicts: u32,
     /// The last action stopped because it needs a Helm slot.

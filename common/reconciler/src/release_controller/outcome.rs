@@ -173,15 +173,11 @@ impl Reconciler {
             }
             ActionError::Transient(problem) | ActionError::Refused(problem) => {
                 let previous = state.memory.refusal.take();
-                let is_same_attempt = previous.is_some_and(|previous| previous.attempt == attempt);
-                state.failures = if is_same_attempt {
-                    state.failures + 1
-                } else {
-                    1
-                };
-                let pause = backoff(state.failures, self.member.retry_max, chance::random());
+                let previous = previous.filter(|previous| previous.attempt == attempt);
+                let attempts = previous.map_or(0, |previous| previous.attempts) + 1;
+                let pause = backoff(attempts, self.member.retry_max, chance::random());
                 let retry_at = now + pause;
-                let shown = is_refused || state.failures >= SHOWN_AFTER;
+                let shown = is_refused || attempts >= SHOWN_AFTER;
                 // Write the condition now, unless the API server refuses the status itself.
                 if is_report_only || !shown {
                     state.hold(attempt.clone(), retry_at);
@@ -190,7 +186,7 @@ impl Reconciler {
                     retry_in_seconds = pause.as_secs(), "request failed; retrying");
                 state.memory.refusal = Some(Refusal {
                     message: problem,
-                    attempts: state.failures,
+                    attempts,
                     retry_at,
                     attempt,
                     is_status_write: is_report_only,
@@ -302,7 +298,6 @@ impl OwnerState {
         };
         if self.memory.refusal.as_ref().is_none_or(is_ended) {
             self.memory.refusal = None;
-            self.failures = 0;
         }
         if clears_failure {
             self.memory.failure = None;
