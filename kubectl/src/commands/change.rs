@@ -61,18 +61,13 @@ pub(crate) fn restrict_kinds(arg: Arg) -> Arg {
     }
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct NamedObjects {
-    kind: Kind,
-    names: Vec<String>,
-}
-
 impl Change {
-    pub(crate) fn objects(&self) -> Result<NamedObjects, KubectlError> {
-        let (kind, names) = (self.kind.kind, self.kind.names(&self.names)?);
+    /// Returns the kind and the names of the objects.
+    pub(crate) fn objects(&self) -> Result<(Kind, Vec<String>), KubectlError> {
+        let names = self.kind.names(&self.names)?;
         match names.is_empty() {
             true => Err(KubectlError::usage("name at least one object")),
-            false => Ok(NamedObjects { kind, names }),
+            false => Ok((self.kind.kind, names)),
         }
     }
 }
@@ -84,12 +79,9 @@ pub(crate) struct Members {
     names: Vec<String>,
 }
 
-impl From<Members> for NamedObjects {
-    fn from(members: Members) -> Self {
-        Self {
-            kind: Kind::Cluster,
-            names: members.names,
-        }
+impl Members {
+    pub(crate) fn objects(self) -> (Kind, Vec<String>) {
+        (Kind::Cluster, self.names)
     }
 }
 
@@ -108,12 +100,11 @@ const BAN_NOTE: &str = "its releases stay installed, and its agent keeps its las
 /// Changes the objects one after the other. An error lists the objects that were changed before it.
 pub(crate) async fn run(
     verb: Verb,
-    change: NamedObjects,
+    (kind, names): (Kind, Vec<String>),
     target: &Target<'_>,
     now: Timestamp,
 ) -> Result<CommandOutput, KubectlError> {
     let home = target.connect().await?;
-    let NamedObjects { kind, names } = change;
     let scope = kind.scope(target.args.namespace.as_deref(), &home);
     let objects = home.untyped(kind.resource(), &scope);
     let mut output = CommandOutput::default();
