@@ -4,7 +4,8 @@
 //! between two runs. The folder `recorded` contains the transcripts of a real API server, one file for each topic.
 //! An end-to-end test compares them with a real server and rewrites them if `WRITE_CONFORMANCE` is set.
 
-pub mod calls;
+#[cfg(test)]
+mod calls;
 mod normalize;
 pub mod recorded;
 mod run;
