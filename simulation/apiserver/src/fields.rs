@@ -18,71 +18,22 @@ use std::sync::LazyLock;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::cause::Cause;
+use crate::meta;
+use crate::status::{Failure, Outcome};
 use managers::{ManagerEntry, ManagerId, Managers, Operation};
-pub use schema::Schema;
-pub use set::{FieldSet, PathElement, Scalar};
+pub(crate) use schema::Schema;
+use set::FieldSet;
 
 /// The author of one write.
 #[derive(Clone, Copy, Debug)]
-pub struct Writer<'a> {
-    /// The parameter `fieldManager`; for updates without it, see [`manager_name`].
-    pub manager: &'a str,
+pub(crate) struct Writer<'a> {
+    pub(crate) manager: &'a str,
     /// `apiVersion` of the request's path.
-    pub api_version: &'a str,
+    pub(crate) api_version: &'a str,
     /// Such as `status`, or empty.
-    pub subresource: &'a str,
-    pub at: Timestamp,
-}
-
-/// Why an object was not applied.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ApplyError {
-    /// Code 400, reason `BadRequest`.
-    #[error("{0}")]
-    BadRequest(String),
-    /// Code 500, reason empty: the configuration does not match the schema.
-    #[error("{0}")]
-    Schema(String),
-    /// Code 409, reason `Conflict`: other managers own fields with other values.
-    #[error("{message}")]
-    Conflict {
-        message: String,
-        conflicts: Vec<FieldConflict>,
-    },
-}
-
-/// One field with another owner, a cause of type `FieldManagerConflict`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FieldConflict {
-    pub message: String,
-    pub field: String,
-}
-
-impl ApplyError {
-    /// Returns the Status object of the server's response. Its `code` is the code of the response.
-    pub fn status(&self) -> Value {
-        let status = |code: u16| {
-            let message = self.to_string();
-            json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message, "code": code})
-        };
-        match self {
-            Self::BadRequest(_) => {
-                let mut status = status(400);
-                status["reason"] = "BadRequest".into();
-                status
-            }
-            Self::Schema(_) => status(500),
-            Self::Conflict { conflicts, .. } => {
-                let causes = conflicts.iter().map(|conflict| {
-                    json!({"reason": "FieldManagerConflict", "message": conflict.message, "field": conflict.field})
-                });
-                let mut status = status(409);
-                status["reason"] = "Conflict".into();
-                status["details"] = json!({"causes": causes.collect::<Vec<_>>()});
-                status
-            }
-        }
-    }
+    pub(crate) subresource: &'a str,
+    pub(crate) at: Timestamp,
 }
 
 /// Merges a configuration into the live object and returns the new object with its `managedFields`. Without a live
@@ -90,13 +41,13 @@ impl ApplyError {
 ///
 /// The caller sets the metadata that only servers set, such as `uid`, and resets the fields that the endpoint does not
 /// write, such as `status`. If nothing changes, the result equals the live object.
-pub fn apply(
+pub(crate) fn apply(
     schema: &Schema,
     live: Option<&Value>,
     configuration: &Value,
     writer: &Writer<'_>,
     force: bool,
-) -> Result<Value, ApplyError> {
+) -> Outcome<Value> {
     check_configuration(configuration, writer)?;
     let ignored = schema.ignored_fields(writer.subresource);
     let applied = match schema.all_fields(configuration) {
@@ -130,25 +81,17 @@ pub fn apply(
     if !force {
         check_conflicts(&managers, &written)?;
     }
-    for entry in managers.0.values_mut() {
-        entry.set = entry
-            .set
-            .difference(&written)
-            .difference(&comparison.removed);
-    }
+    managers.lose(&written, &comparison.removed);
     let time = match base == merged {
         true => previous.and_then(|previous| previous.time),
-        false => Some(writer.time()),
+        false => Some(meta::format_time(writer.at)),
     };
-    let api_version = writer.api_version.to_owned();
-    managers.0.insert(
-        id,
-        ManagerEntry {
-            set: applied.difference(&UNOWNED_FIELDS),
-            api_version,
-            time,
-        },
-    );
+    let entry = ManagerEntry {
+        set: applied.difference(&UNOWNED_FIELDS),
+        api_version: writer.api_version.to_owned(),
+        time,
+    };
+    managers.0.insert(id, entry);
     managers.remove_empty();
     schema.complete(&mut merged);
     write_managers(&mut managers, live, &mut merged);
@@ -160,7 +103,12 @@ pub fn apply(
 ///
 /// Call it with the decoded and defaulted object of the client, before the server fills in or resets fields. If
 /// nothing changes, `managedFields` stay as they are in the live object.
-pub fn track_update(schema: &Schema, live: Option<&Value>, new: &mut Value, writer: &Writer<'_>) {
+pub(crate) fn track_update(
+    schema: &Schema,
+    live: Option<&Value>,
+    new: &mut Value,
+    writer: &Writer<'_>,
+) {
     let mut managers = Managers::for_update(live, new, writer.subresource, schema.built_in);
     let base = without_managers(schema, live);
     schema.complete(new);
@@ -173,25 +121,8 @@ pub fn track_update(schema: &Schema, live: Option<&Value>, new: &mut Value, writ
     write_managers(&mut managers, live, new);
 }
 
-/// Returns the manager of an update: the parameter `fieldManager`, or the part of the user agent before `/`.
-pub fn manager_name(field_manager: Option<&str>, user_agent: &str) -> String {
-    if let Some(manager) = field_manager.filter(|manager| !manager.is_empty()) {
-        return manager.to_owned();
-    }
-    let name = user_agent.split('/').next().unwrap_or_default();
-    let mut manager = String::new();
-    for character in name.chars().filter(|character| !character.is_control()) {
-        if manager.len() + character.len_utf8() > MAX_MANAGER_LENGTH {
-            break;
-        }
-        manager.push(character);
-    }
-    manager
-}
-
 /// Manager of the fields that an object without managers has when it is first applied.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
-const MAX_MANAGER_LENGTH: usize = 128;
 
 impl Writer<'_> {
     fn id(&self, operation: Operation) -> ManagerId {
@@ -210,10 +141,6 @@ impl Writer<'_> {
             api_version: api_version.to_owned(),
             subresource: self.subresource.to_owned(),
         }
-    }
-
-    fn time(&self) -> String {
-        self.at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
     }
 }
 
@@ -235,41 +162,31 @@ static UNOWNED_FIELDS: LazyLock<FieldSet> = LazyLock::new(|| {
     ])
 });
 
-fn check_configuration(configuration: &Value, writer: &Writer<'_>) -> Result<(), ApplyError> {
-    let version = configuration
-        .get("apiVersion")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
+fn check_configuration(configuration: &Value, writer: &Writer<'_>) -> Outcome<()> {
+    let version = configuration["apiVersion"].as_str().unwrap_or_default();
     if version != writer.api_version {
         let expected = writer.api_version;
-        return Err(ApplyError::BadRequest(format!(
+        return Err(Failure::bad_request(format!(
             "Incorrect version specified in apply patch. Specified patch version: {version}, expected: {expected}"
         )));
     }
-    if configuration
-        .pointer("/metadata/managedFields")
-        .is_some_and(|fields| !fields.is_null())
-    {
-        return Err(ApplyError::BadRequest(
-            "metadata.managedFields must be nil".to_owned(),
-        ));
+    if !configuration["metadata"]["managedFields"].is_null() {
+        return Err(Failure::bad_request("metadata.managedFields must be nil"));
     }
     Ok(())
 }
 
-fn schema_error(configuration: &Value, error: &str) -> ApplyError {
-    let text = |pointer: &str| {
-        configuration
-            .pointer(pointer)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-    };
-    let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
-    let (api_version, kind) = (text("/apiVersion"), text("/kind"));
+/// The failure for a configuration that does not match the schema.
+fn schema_error(configuration: &Value, error: &str) -> Box<Failure> {
+    let text = |field: &str| configuration[field].as_str().unwrap_or_default();
+    let (api_version, kind) = (text("apiVersion"), text("kind"));
+    let namespace = meta::text(configuration, "namespace");
+    let name = meta::name(configuration);
     let group = if api_version.contains('/') { "" } else { "/" };
-    ApplyError::Schema(format!(
+    let message = format!(
         "failed to create typed patch object ({namespace}/{name}; {group}{api_version}, Kind={kind}): {error}"
-    ))
+    );
+    Failure::new(500, "", message, Value::Null)
 }
 
 /// Returns the live object as the algorithms compare it, or the empty object of a creation.
@@ -309,8 +226,8 @@ fn prune(
 }
 
 /// Fails if other managers own fields that this apply writes.
-fn check_conflicts(managers: &Managers, written: &FieldSet) -> Result<(), ApplyError> {
-    let mut conflicts = Vec::new();
+fn check_conflicts(managers: &Managers, written: &FieldSet) -> Outcome<()> {
+    let mut causes = Vec::new();
     let mut lines = Vec::new();
     for (id, entry) in &managers.0 {
         let paths = entry.set.intersection(written).paths();
@@ -322,24 +239,28 @@ fn check_conflicts(managers: &Managers, written: &FieldSet) -> Result<(), ApplyE
         for path in paths {
             let field = set::path_text(&path);
             lines.push(format!("- {field}"));
-            conflicts.push(FieldConflict {
+            causes.push(Cause {
+                reason: "FieldManagerConflict",
                 message: format!("conflict with {owner}"),
                 field,
             });
         }
     }
-    let message = match conflicts.as_slice() {
+    let message = match &*causes {
         [] => return Ok(()),
-        [FieldConflict { message, field }] => {
-            format!("Apply failed with 1 conflict: {message}: {field}")
-        }
-        conflicts => format!(
+        [cause] => format!(
+            "Apply failed with 1 conflict: {}: {}",
+            cause.message, cause.field
+        ),
+        causes => format!(
             "Apply failed with {} conflicts: {}",
-            conflicts.len(),
+            causes.len(),
             lines.join("\n")
         ),
     };
-    Err(ApplyError::Conflict { message, conflicts })
+    let causes: Vec<Value> = causes.iter().map(Cause::to_json).collect();
+    let details = json!({"causes": causes});
+    Err(Failure::new(409, "Conflict", message, details))
 }
 
 /// Makes the writer of an update the owner of the fields that differ.
@@ -353,27 +274,19 @@ fn assign_changed_fields(
     let ignored = schema.ignored_fields(writer.subresource);
     let comparison = schema.compare(before, after).without(&ignored);
     let written = comparison.written();
-    for entry in managers.0.values_mut() {
-        entry.set = entry
-            .set
-            .difference(&written)
-            .difference(&comparison.removed);
-    }
+    managers.lose(&written, &comparison.removed);
     let mut set = written.difference(&UNOWNED_FIELDS);
     if !set.is_empty() {
         let id = writer.id(Operation::Update);
         if let Some(previous) = managers.0.get(&id) {
             set = set.union(&previous.set);
         }
-        let (api_version, time) = (writer.api_version.to_owned(), Some(writer.time()));
-        managers.0.insert(
-            id,
-            ManagerEntry {
-                set,
-                api_version,
-                time,
-            },
-        );
+        let entry = ManagerEntry {
+            set,
+            api_version: writer.api_version.to_owned(),
+            time: Some(meta::format_time(writer.at)),
+        };
+        managers.0.insert(id, entry);
     }
     managers.remove_empty();
 }

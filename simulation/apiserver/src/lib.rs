@@ -11,7 +11,7 @@ mod controllers;
 mod crd;
 mod decoder;
 mod discovery;
-pub mod fields;
+mod fields;
 mod garbage;
 mod key;
 mod kind;

@@ -62,5 +62,4 @@ pub(crate) fn apply(
     let api_version = kind.api_version();
     let writer = writer(write, &api_version);
     fields::apply(fields, live, configuration, &writer, force)
-        .map_err(|error| Failure::from_status(error.status()))
 }

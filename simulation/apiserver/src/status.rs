@@ -10,8 +10,8 @@ use crate::kind::Kind;
 /// A request that fails, as a `Status` or as text.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    pub(crate) code: u16,
-    body: Value,
+    code: u16,
+    pub(crate) body: Value,
 }
 
 pub(crate) type Outcome<T> = Result<T, Box<Failure>>;
@@ -32,15 +32,6 @@ impl Failure {
         if !details.is_null() {
             body["details"] = details;
         }
-        Box::new(Self { code, body })
-    }
-
-    /// Returns a failure with a complete `Status` as its body.
-    pub(crate) fn from_status(body: Value) -> Box<Self> {
-        let code = body["code"]
-            .as_u64()
-            .and_then(|code| u16::try_from(code).ok());
-        let code = code.unwrap_or(500);
         Box::new(Self { code, body })
     }
 

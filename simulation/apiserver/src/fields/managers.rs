@@ -125,13 +125,7 @@ impl Managers {
     fn parse(entries: &[Value]) -> Option<Self> {
         let mut managers = BTreeMap::new();
         for entry in entries {
-            let text = |name: &str| {
-                entry
-                    .get(name)
-                    .and_then(Value::as_str)
-                    .unwrap_or_default()
-                    .to_owned()
-            };
+            let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
             let operation = match text("operation").as_str() {
                 "Apply" => Operation::Apply,
                 "Update" => Operation::Update,
@@ -145,7 +139,7 @@ impl Managers {
                 Some(fields) => FieldSet::parse(fields)?,
                 None => FieldSet::default(),
             };
-            let time = entry.get("time").and_then(Value::as_str).map(str::to_owned);
+            let time = entry["time"].as_str().map(str::to_owned);
             let id = ManagerId {
                 manager: text("manager"),
                 operation,
@@ -155,14 +149,12 @@ impl Managers {
                 },
                 subresource: text("subresource"),
             };
-            managers.insert(
-                id,
-                ManagerEntry {
-                    set,
-                    api_version,
-                    time,
-                },
-            );
+            let entry = ManagerEntry {
+                set,
+                api_version,
+                time,
+            };
+            managers.insert(id, entry);
         }
         Some(Self(managers))
     }
@@ -207,6 +199,13 @@ impl Managers {
         self.0.keys().eq(other.0.keys())
             && entries
                 .all(|(one, other)| one.set == other.set && one.api_version == other.api_version)
+    }
+
+    /// Removes the fields that another manager has written or removed.
+    pub(super) fn lose(&mut self, written: &FieldSet, removed: &FieldSet) {
+        for entry in self.0.values_mut() {
+            entry.set = entry.set.difference(written).difference(removed);
+        }
     }
 
     pub(super) fn remove_empty(&mut self) {

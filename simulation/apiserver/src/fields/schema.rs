@@ -176,7 +176,7 @@ fn parse_type(text: &str) -> Type {
 
 /// The types of all fields of one kind.
 #[derive(Clone, Debug)]
-pub struct Schema {
+pub(crate) struct Schema {
     types: Arc<Types>,
     pub(super) root: Type,
     pub(super) built_in: bool,
@@ -185,7 +185,7 @@ pub struct Schema {
 
 impl Schema {
     /// Returns the schema of a built-in kind, such as `apps/v1` and `Deployment`, or `None` for an unknown kind.
-    pub fn built_in(api_version: &str, kind: &str) -> Option<Self> {
+    pub(crate) fn built_in(api_version: &str, kind: &str) -> Option<Self> {
         let name = BUILT_IN.kinds.get(&format!("{api_version} {kind}"))?;
         let types = Arc::clone(&BUILT_IN.types);
         let has_status = types.get(name)?.fields.contains_key("status");
@@ -204,7 +204,7 @@ impl Schema {
 
     /// Returns the schema of a custom resource from `openAPIV3Schema` of its version. `has_status` is whether that
     /// version has the subresource `status`.
-    pub fn custom(open_api: &Value, has_status: bool) -> Self {
+    pub(crate) fn custom(open_api: &Value, has_status: bool) -> Self {
         let types = Arc::clone(&BUILT_IN.types);
         let mut root = custom_structure(open_api, false);
         add_object_fields(&mut root);
@@ -220,7 +220,7 @@ impl Schema {
     /// Adds the structures that are always present, such as `resources` of a container. Moves `stringData` of a
     /// Secret to `data`. Changes only `metadata` of a custom resource. [`apply`](super::apply()) and
     /// [`track_update`](super::track_update) call it.
-    pub fn complete(&self, object: &mut Value) {
+    pub(crate) fn complete(&self, object: &mut Value) {
         if !self.built_in {
             if let Some(metadata) = object.get_mut("metadata") {
                 self.complete_value(

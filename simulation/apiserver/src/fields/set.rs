@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 /// A value that identifies a list item. The order is the order of the real API server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Scalar {
+pub(super) enum Scalar {
     Int(i64),
     Text(String),
     Bool(bool),
@@ -50,7 +50,7 @@ impl fmt::Display for Scalar {
 
 /// One step from an object to a field of it. The order is the order of the real API server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PathElement {
+pub(super) enum PathElement {
     /// A field of a structure or a key of a map, `f:name`.
     Field(String),
     /// An item of an associative list, `k:{"name":"x"}`. Sorted by key.
@@ -118,7 +118,7 @@ pub(super) fn path_text(path: &[PathElement]) -> String {
 
 /// A set of fields. A field can be a member without its parents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FieldSet {
+pub(super) struct FieldSet {
     pub(super) members: BTreeSet<PathElement>,
     /// The fields below each element. No set here is empty.
     pub(super) children: BTreeMap<PathElement, FieldSet>,
@@ -126,7 +126,7 @@ pub struct FieldSet {
 
 impl FieldSet {
     /// Reads the JSON form, or returns `None` if it is invalid.
-    pub fn parse(fields: &Value) -> Option<Self> {
+    pub(super) fn parse(fields: &Value) -> Option<Self> {
         let mut set = Self::default();
         for (key, value) in fields.as_object()? {
             if key == "." {
@@ -143,7 +143,7 @@ impl FieldSet {
     }
 
     /// Returns the JSON form.
-    pub fn fields_v1(&self) -> Value {
+    pub(super) fn fields_v1(&self) -> Value {
         let mut fields = Map::new();
         for element in &self.members {
             fields.insert(element.fields_v1(), Value::Object(Map::new()));
@@ -172,24 +172,12 @@ impl FieldSet {
         set
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.members.is_empty() && self.children.is_empty()
     }
 
-    /// Returns whether the field itself is a member, not only fields above or below it.
-    pub fn contains(&self, path: &[PathElement]) -> bool {
-        match path {
-            [] => false,
-            [last] => self.members.contains(last),
-            [first, rest @ ..] => self
-                .children
-                .get(first)
-                .is_some_and(|set| set.contains(rest)),
-        }
-    }
-
     /// Adds a field. The empty path stands for the object, which is never a member.
-    pub fn insert(&mut self, path: &[PathElement]) {
+    pub(super) fn insert(&mut self, path: &[PathElement]) {
         match path {
             [] => (),
             [last] => {
@@ -209,7 +197,7 @@ impl FieldSet {
     }
 
     #[must_use]
-    pub fn union(&self, other: &Self) -> Self {
+    pub(super) fn union(&self, other: &Self) -> Self {
         let mut union = self.clone();
         union.members.extend(other.members.iter().cloned());
         for (element, set) in &other.children {
@@ -224,7 +212,7 @@ impl FieldSet {
 
     /// Returns the members that are not members of the other set.
     #[must_use]
-    pub fn difference(&self, other: &Self) -> Self {
+    pub(super) fn difference(&self, other: &Self) -> Self {
         let members = self.members.difference(&other.members).cloned().collect();
         let mut difference = Self {
             members,
@@ -241,7 +229,7 @@ impl FieldSet {
     }
 
     #[must_use]
-    pub fn intersection(&self, other: &Self) -> Self {
+    pub(super) fn intersection(&self, other: &Self) -> Self {
         let members = self.members.intersection(&other.members).cloned().collect();
         let mut intersection = Self {
             members,
@@ -276,7 +264,7 @@ impl FieldSet {
     }
 
     /// Returns all members. At each level, members precede the fields below them.
-    pub fn paths(&self) -> Vec<Vec<PathElement>> {
+    pub(super) fn paths(&self) -> Vec<Vec<PathElement>> {
         let mut paths: Vec<_> = self
             .members
             .iter()
