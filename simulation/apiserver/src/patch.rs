@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::cause::Cause;
 use crate::managed;
@@ -12,27 +12,6 @@ use crate::request::{ApiRequest, go_type};
 use crate::server::ApiServer;
 use crate::status::{Failure, Outcome};
 use crate::write::Write;
-
-/// Applies a merge patch as in RFC 7396.
-pub(crate) fn merge(target: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        *target = patch.clone();
-        return;
-    };
-    if !target.is_object() {
-        *target = Value::Object(Map::new());
-    }
-    if let Value::Object(target) = target {
-        for (name, value) in patch {
-            match value {
-                Value::Null => {
-                    target.remove(name);
-                }
-                value => merge(target.entry(name.clone()).or_insert(Value::Null), value),
-            }
-        }
-    }
-}
 
 fn check_patch_options(request: &ApiRequest<'_>) -> Outcome<()> {
     let is_apply = request.content_type.starts_with("application/apply-patch");
@@ -83,7 +62,7 @@ impl ApiServer {
             crate::render::to_served_event(&mut next);
         }
         next["apiVersion"] = write.kind.api_version().into();
-        merge(&mut next, &patch);
+        json_patch::merge(&mut next, &patch);
         check_patched(write, &next)?;
         // The server encodes the patched object and decodes it again.
         let unknown = objects::decode(&write.kind, &mut next.clone()).map_err(|failure| {
@@ -171,39 +150,4 @@ fn check_configuration(write: &Write, configuration: &Value) -> Outcome<()> {
         return Err(objects::name_mismatch(name, &write.name));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn merge_patches_follow_the_rfc() {
-        for (target, patch, expected) in [
-            (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
-            (json!({"a": "b"}), json!({"a": null}), json!({})),
-            (json!({"a": ["b"]}), json!({"a": "c"}), json!({"a": "c"})),
-            (
-                json!({"a": {"b": 1}}),
-                json!({"a": {"c": 2}}),
-                json!({"a": {"b": 1, "c": 2}}),
-            ),
-            (
-                json!({"a": "x"}),
-                json!({"a": {"b": null}}),
-                json!({"a": {}}),
-            ),
-            (
-                json!({}),
-                json!({"a": {"b": {"c": null}}}),
-                json!({"a": {"b": {}}}),
-            ),
-        ] {
-            let mut merged = target.clone();
-            merge(&mut merged, &patch);
-            assert_eq!(merged, expected, "{target} {patch}");
-        }
-    }
 }

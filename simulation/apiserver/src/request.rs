@@ -34,12 +34,8 @@ pub(crate) struct Query(Vec<(String, String)>);
 
 impl Query {
     fn parse(query: &str) -> Self {
-        let pairs = query.split('&').filter(|pair| !pair.is_empty());
-        let pairs = pairs.map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (percent_decode(name), percent_decode(value))
-        });
-        Self(pairs.collect())
+        let pairs = form_urlencoded::parse(query.as_bytes());
+        Self(pairs.into_owned().collect())
     }
 
     /// Returns a parameter, or an empty string.
@@ -72,26 +68,6 @@ pub(crate) fn parse_version(text: &str) -> Outcome<u64> {
              invalid syntax"
         ))
     })
-}
-
-fn percent_decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        match byte {
-            b'+' => bytes.push(b' '),
-            b'%' => {
-                let digits = [rest.next(), rest.next()];
-                let digit = |digit: Option<u8>| char::from(digit?).to_digit(16);
-                match digits.map(digit) {
-                    [Some(high), Some(low)] => bytes.push((high * 16 + low) as u8),
-                    _ => bytes.push(b'%'),
-                }
-            }
-            byte => bytes.push(byte),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn header_text(headers: &HeaderMap, name: header::HeaderName) -> &str {

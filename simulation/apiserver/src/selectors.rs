@@ -171,35 +171,3 @@ fn parse_fields(kind: &Kind, text: &str) -> Outcome<Vec<Requirement>> {
     };
     split_requirements(text).into_iter().map(parse).collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn label_selectors_match_as_documented() {
-        let object = json!({"metadata": {"labels": {"app": "web", "tier": ""}}});
-        for (selector, expected) in [
-            ("app=web", true),
-            ("app==web,tier=", true),
-            ("app!=web", false),
-            ("other!=x", true),
-            ("app in (db, web)", true),
-            ("app notin (db,web)", false),
-            ("other notin (db)", true),
-            ("app,!other", true),
-            ("!app", false),
-            ("other", false),
-        ] {
-            let labels = parse_labels(selector).unwrap();
-            let selector_matches = Selector {
-                labels,
-                fields: Vec::new(),
-            }
-            .matches(&object);
-            assert_eq!(selector_matches, expected, "{selector}");
-        }
-    }
-}

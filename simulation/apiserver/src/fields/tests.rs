@@ -5,11 +5,11 @@
 
 use std::sync::LazyLock;
 
+use json_patch::merge;
 use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::*;
-use crate::patch::merge;
 
 #[derive(Deserialize)]
 struct RecordedFile {
