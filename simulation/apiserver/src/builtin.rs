@@ -146,7 +146,7 @@ pub(crate) fn normalize_metadata(object: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
-fn is_empty(value: &Value) -> bool {
+pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Object(map) => map.is_empty(),
@@ -159,10 +159,7 @@ fn is_empty(value: &Value) -> bool {
 /// Sets the defaults of a built-in kind. Completes only the fields that the model and its clients use.
 pub(crate) fn set_defaults(kind: &Kind, object: &mut Value) {
     match kind.resource.as_str() {
-        "secrets" => {
-            move_string_data(object);
-            set_default(object, "/type", "Opaque".into());
-        }
+        "secrets" => set_default(object, "/type", "Opaque".into()),
         "namespaces" => {
             if object["spec"].is_null() {
                 object["spec"] = Value::Object(Map::new());
@@ -188,32 +185,6 @@ pub(crate) fn set_defaults(kind: &Kind, object: &mut Value) {
             set_default(object, "/spec/sessionAffinity", "None".into());
         }
         _ => {}
-    }
-    if kind.is("", "secrets") || kind.is("", "configmaps") {
-        for field in ["data", "binaryData"] {
-            if object.get(field).is_some_and(is_empty)
-                && let Some(map) = object.as_object_mut()
-            {
-                map.remove(field);
-            }
-        }
-    }
-}
-
-/// Moves `stringData` of a Secret to `data`.
-fn move_string_data(object: &mut Value) {
-    use base64::Engine as _;
-    let Some(map) = object.as_object_mut() else {
-        return;
-    };
-    let Some(Value::Object(strings)) = map.remove("stringData") else {
-        return;
-    };
-    let data = crate::meta::child(object, "data");
-    for (name, value) in strings {
-        let text = value.as_str().unwrap_or_default();
-        let encoded = base64::engine::general_purpose::STANDARD.encode(text);
-        data.insert(name, encoded.into());
     }
 }
 

@@ -43,22 +43,17 @@ pub(crate) fn owners(object: &Value) -> impl Iterator<Item = OwnerReference<'_>>
 }
 
 /// Returns the metadata as a map, and creates it if it is missing.
-pub(crate) fn map(object: &mut Value) -> &mut Map<String, Value> {
-    child(object, "metadata")
-}
-
-/// Returns a field of `object` as a map, and creates it if it is missing.
-pub(crate) fn child<'a>(object: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
+fn map(object: &mut Value) -> &mut Map<String, Value> {
     if !object.is_object() {
         *object = Value::Object(Map::new());
     }
-    let child = &mut object[field];
-    if !child.is_object() {
-        *child = Value::Object(Map::new());
+    let metadata = &mut object["metadata"];
+    if !metadata.is_object() {
+        *metadata = Value::Object(Map::new());
     }
-    match child {
+    match metadata {
         Value::Object(map) => map,
-        _ => unreachable!("the field is an object"),
+        _ => unreachable!("the metadata are an object"),
     }
 }
 

@@ -106,16 +106,10 @@ fn unknown_fields(input: &Value, decoded: &Value, path: &str, unknown: &mut Vec<
     match (input, decoded) {
         (Value::Object(input), Value::Object(decoded)) => {
             for (name, value) in input {
-                let is_empty = match value {
-                    Value::Null => true,
-                    Value::Array(list) => list.is_empty(),
-                    Value::Object(map) => map.is_empty(),
-                    Value::String(text) => text.is_empty(),
-                    _ => false,
-                };
                 match decoded.get(name) {
                     Some(decoded) => unknown_fields(value, decoded, &join(name), unknown),
-                    None if is_empty || matches!(&**name, "metadata" | "selfLink") => {}
+                    None if builtin::is_empty(value)
+                        || matches!(&**name, "metadata" | "selfLink") => {}
                     None => unknown.push(join(name)),
                 }
             }
