@@ -1,5 +1,7 @@
 //! Problems with single fields of an object or of a request.
 
+use std::fmt::Display;
+
 use serde_json::{Value, json};
 
 /// A problem with one field of an object.
@@ -12,14 +14,18 @@ pub(crate) struct Cause {
 
 impl Cause {
     pub(crate) fn invalid(field: impl Into<String>, value: &Value, problem: &str) -> Self {
-        let value = match value {
-            Value::Null => "null".to_owned(),
-            value => value.to_string(),
-        };
         Self {
             reason: "FieldValueInvalid",
             message: format!("Invalid value: {value}: {problem}"),
             field: field.into(),
+        }
+    }
+
+    pub(crate) fn unsupported(field: &str, value: impl Display, supported: &str) -> Self {
+        Self {
+            reason: "FieldValueNotSupported",
+            message: format!("Unsupported value: {value}: supported values: {supported}"),
+            field: field.to_owned(),
         }
     }
 

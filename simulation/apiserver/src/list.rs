@@ -102,13 +102,8 @@ pub(crate) fn validate_options(request: &ApiRequest<'_>, is_watch: bool) -> Outc
                     "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
                 let mut causes = vec![Cause::forbidden(field, problem)];
                 if !value.is_empty() {
-                    causes.push(Cause {
-                        reason: "FieldValueNotSupported",
-                        message: format!(
-                            "Unsupported value: {value:?}: supported values: \"NotOlderThan\""
-                        ),
-                        field: field.to_owned(),
-                    });
+                    let value = format!("{value:?}");
+                    causes.push(Cause::unsupported(field, value, "\"NotOlderThan\""));
                 }
                 Err(Failure::invalid_options("ListOptions", &causes))
             }
@@ -140,13 +135,9 @@ pub(crate) fn validate_options(request: &ApiRequest<'_>, is_watch: bool) -> Outc
         ),
         "Exact" | "NotOlderThan" => Ok(()),
         other => {
-            let cause = Cause {
-                reason: "FieldValueNotSupported",
-                message: format!(
-                    "Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\", \"\""
-                ),
-                field: "resourceVersionMatch".to_owned(),
-            };
+            let supported = r#""Exact", "NotOlderThan", """#;
+            let other = format!("{other:?}");
+            let cause = Cause::unsupported("resourceVersionMatch", other, supported);
             Err(Failure::invalid_options("ListOptions", &[cause]))
         }
     }

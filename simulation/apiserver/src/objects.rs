@@ -193,16 +193,13 @@ impl ApiServer {
         };
         let version = meta::text(&next, "resourceVersion");
         if matches!(version, "" | "0") && !write.kind.allows_unconditional_update {
-            let cause = Cause {
-                reason: "FieldValueInvalid",
-                message: "Invalid value: 0: must be specified for an update".to_owned(),
-                field: "metadata.resourceVersion".to_owned(),
-            };
-            return Err(Failure::invalid_resource(
-                &write.kind,
-                &write.name,
-                &[cause],
-            ));
+            let problem = "must be specified for an update";
+            let causes = [Cause::invalid(
+                "metadata.resourceVersion",
+                &0.into(),
+                problem,
+            )];
+            return Err(Failure::invalid_resource(&write.kind, &write.name, &causes));
         }
         Ok((self.update(&write, &previous, next)?, 200))
     }

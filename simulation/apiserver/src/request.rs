@@ -228,11 +228,7 @@ impl<'a> ApiRequest<'a> {
     /// Checks the parameters of a write. `options` is the name of their type.
     pub(crate) fn check_options(&self, options: &str) -> Outcome<()> {
         let unsupported = |field: &str, value: String, supported: &str| {
-            let cause = Cause {
-                reason: "FieldValueNotSupported",
-                message: format!("Unsupported value: {value}: supported values: {supported}"),
-                field: field.to_owned(),
-            };
+            let cause = Cause::unsupported(field, value, supported);
             Err(Failure::invalid_options(options, &[cause]))
         };
         let manager = self.query.get("fieldManager");

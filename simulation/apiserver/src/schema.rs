@@ -1,5 +1,6 @@
 //! Structural schemas of custom resources: pruning, defaults and validation.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use regex::Regex;
@@ -71,11 +72,7 @@ impl StructuralSchema {
             if report_wrong_format(schema, value, path, causes) {
                 return;
             }
-            let actual = type_of(value);
-            let problem = format!("{path} in body must be of type {expected}: {actual:?}");
-            let mut cause = Cause::invalid(path_or_nil(path), &actual.into(), &problem);
-            cause.reason = "FieldValueTypeInvalid";
-            causes.push(cause);
+            causes.push(wrong_type(path, expected, type_of(value)));
             self.validate_enum(schema, value, path, causes);
             return;
         }
@@ -94,19 +91,17 @@ impl StructuralSchema {
             }
             Value::String(text) => self.validate_text(schema, text, path, causes),
             Value::Number(number) => {
-                if let (Some(minimum), Some(number)) = (schema["minimum"].as_f64(), number.as_f64())
-                    && number < minimum
-                {
-                    let problem =
-                        format!("{path} in body should be greater than or equal to {minimum}");
-                    causes.push(Cause::invalid(path_or_nil(path), value, &problem));
-                }
-                if let (Some(maximum), Some(number)) = (schema["maximum"].as_f64(), number.as_f64())
-                    && number > maximum
-                {
-                    let problem =
-                        format!("{path} in body should be less than or equal to {maximum}");
-                    causes.push(Cause::invalid(path_or_nil(path), value, &problem));
+                for (limit, wrong, text) in [
+                    ("minimum", Ordering::Less, "greater"),
+                    ("maximum", Ordering::Greater, "less"),
+                ] {
+                    if let (Some(limit), Some(number)) = (schema[limit].as_f64(), number.as_f64())
+                        && number.partial_cmp(&limit) == Some(wrong)
+                    {
+                        let problem =
+                            format!("{path} in body should be {text} than or equal to {limit}");
+                        causes.push(Cause::invalid(path_or_nil(path), value, &problem));
+                    }
                 }
             }
             _ => {}
@@ -119,14 +114,8 @@ impl StructuralSchema {
         };
         if !allowed.contains(value) {
             let allowed: Vec<String> = allowed.iter().map(Value::to_string).collect();
-            causes.push(Cause {
-                reason: "FieldValueNotSupported",
-                message: format!(
-                    "Unsupported value: {value}: supported values: {}",
-                    allowed.join(", ")
-                ),
-                field: path_or_nil(path),
-            });
+            let supported = allowed.join(", ");
+            causes.push(Cause::unsupported(&path_or_nil(path), value, &supported));
         }
     }
 
@@ -236,6 +225,14 @@ fn expected_type_if_wrong<'a>(schema: &'a Value, value: &Value) -> Option<&'a st
     (!fits).then_some(expected)
 }
 
+fn wrong_type(path: &str, expected: &str, actual: &str) -> Cause {
+    let problem = format!("{path} in body must be of type {expected}: {actual:?}");
+    Cause {
+        reason: "FieldValueTypeInvalid",
+        ..Cause::invalid(path_or_nil(path), &actual.into(), &problem)
+    }
+}
+
 /// Adds the causes for a fraction in an integer with a format.
 fn report_wrong_format(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) -> bool {
     let format = schema["format"]
@@ -244,13 +241,7 @@ fn report_wrong_format(schema: &Value, value: &Value, path: &str, causes: &mut V
     let (Some(format), Value::Number(_)) = (format, value) else {
         return false;
     };
-    causes.push(Cause {
-        reason: "FieldValueTypeInvalid",
-        message: format!(
-            "Invalid value: \"float64\": {path} in body must be of type {format}: \"float64\""
-        ),
-        field: path_or_nil(path),
-    });
+    causes.push(wrong_type(path, format, "float64"));
     let problem = format!("Checked value must be of type integer with format {format} in {path}");
     causes.push(Cause::invalid(path_or_nil(""), &"".into(), &problem));
     true

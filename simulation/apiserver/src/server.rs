@@ -494,13 +494,11 @@ fn check_propagation_policy(options: &Value) -> Outcome<()> {
             "orphanDependents and deletionPropagation cannot be both set",
         ),
         Some("Foreground" | "Background" | "Orphan") => return Ok(()),
-        Some(_) => Cause {
-            reason: "FieldValueNotSupported",
-            message: format!(
-                "Unsupported value: {policy}: supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\""
-            ),
-            field: "propagationPolicy".to_owned(),
-        },
+        Some(_) => Cause::unsupported(
+            "propagationPolicy",
+            policy,
+            r#""Foreground", "Background", "Orphan", "nil""#,
+        ),
     };
     Err(Failure::invalid_options("DeleteOptions", &[cause]))
 }

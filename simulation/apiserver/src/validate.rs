@@ -159,13 +159,9 @@ fn check_crd(next: &Value, causes: &mut Vec<Cause>) {
     }
     let scope = text(&spec["scope"]);
     if !matches!(&*scope, "Cluster" | "Namespaced") {
-        causes.push(Cause {
-            reason: "FieldValueNotSupported",
-            message: format!(
-                "Unsupported value: {scope:?}: supported values: \"Cluster\", \"Namespaced\""
-            ),
-            field: "spec.scope".to_owned(),
-        });
+        let supported = r#""Cluster", "Namespaced""#;
+        let scope = format!("{scope:?}");
+        causes.push(Cause::unsupported("spec.scope", scope, supported));
     }
     let versions = spec["versions"].as_array();
     let versions = versions.map(Vec::as_slice).unwrap_or_default();
