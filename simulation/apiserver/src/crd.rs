@@ -30,7 +30,7 @@ fn set_condition(object: &mut Value, condition: [&str; 4], now: Timestamp) {
         "status": status,
         "reason": reason,
         "message": message,
-        "lastTransitionTime": meta::format_time(now),
+        "lastTransitionTime": meta::transition_time(object, kind, status, now),
     });
     let conditions = &mut object["status"]["conditions"];
     if !conditions.is_array() {
@@ -43,11 +43,6 @@ fn set_condition(object: &mut Value, condition: [&str; 4], now: Timestamp) {
         .iter_mut()
         .find(|existing| existing["type"] == kind)
     {
-        Some(existing) if existing["status"] == status => {
-            let transition_time = existing["lastTransitionTime"].clone();
-            *existing = entry;
-            existing["lastTransitionTime"] = transition_time;
-        }
         Some(existing) => *existing = entry,
         None => conditions.push(entry),
     }

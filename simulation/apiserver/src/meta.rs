@@ -93,6 +93,15 @@ pub(crate) fn copy_top_level(from: &Value, to: &mut Value, field: &str) {
     }
 }
 
+/// Returns the time of the known condition with this status, or now.
+pub(crate) fn transition_time(object: &Value, kind: &str, status: &str, now: Timestamp) -> Value {
+    let conditions = object["status"]["conditions"].as_array();
+    let is_same = |known: &&Value| known["type"] == kind && known["status"] == status;
+    let known = conditions.into_iter().flatten().find(is_same);
+    let time = known.map(|known| known["lastTransitionTime"].clone());
+    time.unwrap_or_else(|| format_time(now).into())
+}
+
 /// Formats a time as in `creationTimestamp`.
 pub(crate) fn format_time(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()

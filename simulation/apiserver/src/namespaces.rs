@@ -184,18 +184,15 @@ fn conditions(
         ("NamespaceContentRemaining", remaining),
         ("NamespaceFinalizersRemaining", finalizing),
     ];
-    conditions.into_iter()
+    conditions
+        .into_iter()
         .map(|(kind, (status, reason, message))| {
-            let existing = namespace["status"]["conditions"].as_array();
-            let mut existing = existing.into_iter().flatten();
-            let existing = existing.find(|existing| existing["type"] == kind && existing["status"] == status);
-            let transition_time = existing.map(|existing| existing["lastTransitionTime"].clone());
             json!({
                 "type": kind,
                 "status": status,
                 "reason": reason,
                 "message": message,
-                "lastTransitionTime": transition_time.unwrap_or_else(|| meta::format_time(now).into()),
+                "lastTransitionTime": meta::transition_time(namespace, kind, status, now),
             })
         })
         .collect()

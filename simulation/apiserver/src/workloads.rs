@@ -86,20 +86,11 @@ fn generation(object: &Value) -> Value {
     object["metadata"]["generation"].clone()
 }
 
-/// Returns the time of a known condition with the status `True`, or now.
-fn transition_time(object: &Value, condition: &str, now: Timestamp) -> Value {
-    let existing = object["status"]["conditions"].as_array();
-    let mut existing = existing.into_iter().flatten();
-    let existing =
-        existing.find(|existing| existing["type"] == condition && existing["status"] == "True");
-    let time = existing.map(|existing| existing["lastTransitionTime"].clone());
-    time.unwrap_or_else(|| meta::format_time(now).into())
-}
-
 fn deployment_status(object: &Value, now: Timestamp) -> Value {
     let count = replicas(object);
     let name = meta::name(object);
     let at = meta::format_time(now);
+    let since = |condition| meta::transition_time(object, condition, "True", now);
     let mut status = json!({
         "observedGeneration": generation(object),
         "conditions": [
@@ -108,15 +99,15 @@ fn deployment_status(object: &Value, now: Timestamp) -> Value {
                 "status": "True",
                 "reason": "MinimumReplicasAvailable",
                 "message": "Deployment has minimum availability.",
-                "lastTransitionTime": transition_time(object, "Available", now),
-                "lastUpdateTime": transition_time(object, "Available", now),
+                "lastTransitionTime": since("Available"),
+                "lastUpdateTime": since("Available"),
             },
             {
                 "type": "Progressing",
                 "status": "True",
                 "reason": "NewReplicaSetAvailable",
                 "message": format!("ReplicaSet \"{name}\" has successfully progressed."),
-                "lastTransitionTime": transition_time(object, "Progressing", now),
+                "lastTransitionTime": since("Progressing"),
                 "lastUpdateTime": at,
             },
         ],
