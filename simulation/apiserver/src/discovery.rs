@@ -89,8 +89,6 @@ impl ApiServer {
                 None => Err(Failure::no_such_path()),
             },
             ["apis", group, version] => self.list_resources(group, version),
-            ["openapi", "v3"] => json_response(&self.open_api_paths()),
-            ["openapi", "v3", "api", "v1"] => self.open_api("", "v1"),
             ["openapi", "v3", "apis", group, version] => self.open_api(group, version),
             ["api", _] => Err(Failure::no_such_resource()),
             [
@@ -187,24 +185,6 @@ impl ApiServer {
         })
     }
 
-    fn open_api_paths(&self) -> Value {
-        let mut paths = serde_json::Map::new();
-        for kind in self.kinds.all() {
-            let path = match kind.group.as_str() {
-                "" => format!("api/{}", kind.version),
-                group => format!("apis/{group}/{}", kind.version),
-            };
-            if !paths.contains_key(&path) {
-                let document = self.open_api_document(&self.kinds_in(&kind.group, &kind.version));
-                let hash = Sha256::digest(document.to_string().as_bytes());
-                let hash: String = hash.iter().map(|byte| format!("{byte:02X}")).collect();
-                let url = format!("/openapi/v3/{path}?hash={hash}");
-                paths.insert(path, json!({"serverRelativeURL": url}));
-            }
-        }
-        json!({"paths": paths})
-    }
-
     fn open_api(&self, group: &str, version: &str) -> Outcome<Answer> {
         let kinds = self.kinds_in(group, version);
         match kinds.is_empty() {
@@ -283,14 +263,7 @@ fn api_resources(kind: &Arc<Kind>) -> Vec<Value> {
         "verbs": verbs(kind),
         "storageVersionHash": storage_version_hash(kind),
     });
-    for (name, list) in [
-        ("shortNames", &kind.short_names),
-        ("categories", &kind.categories),
-    ] {
-        if !list.is_empty() {
-            resource[name] = json!(list);
-        }
-    }
+    add_aliases(kind, &mut resource);
     let status = kind.has_status.then(|| {
         json!({
             "name": format!("{}/status", kind.resource),
@@ -301,6 +274,17 @@ fn api_resources(kind: &Arc<Kind>) -> Vec<Value> {
         })
     });
     std::iter::once(resource).chain(status).collect()
+}
+
+fn add_aliases(kind: &Kind, resource: &mut Value) {
+    for (name, list) in [
+        ("shortNames", &kind.short_names),
+        ("categories", &kind.categories),
+    ] {
+        if !list.is_empty() {
+            resource[name] = json!(list);
+        }
+    }
 }
 
 fn storage_version_hash(kind: &Kind) -> String {
@@ -322,14 +306,7 @@ fn aggregated_resource(kind: &Arc<Kind>) -> Value {
         "singularResource": kind.singular,
         "verbs": verbs(kind),
     });
-    for (name, list) in [
-        ("shortNames", &kind.short_names),
-        ("categories", &kind.categories),
-    ] {
-        if !list.is_empty() {
-            resource[name] = json!(list);
-        }
-    }
+    add_aliases(kind, &mut resource);
     let subresource = |name: &str, verbs: &[&str]| json!({"subresource": name, "responseKind": response_kind, "verbs": verbs});
     let finalize = kind
         .is("", "namespaces")
