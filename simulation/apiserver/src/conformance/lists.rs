@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::objects::{SECRETS, object_path, resource_version};
 use super::run::{Call, CaseRun, METADATA_LIST};
+use crate::meta;
 
 super::table!(
     label_selectors,
@@ -29,8 +30,7 @@ fn create_secrets(run: &mut CaseRun<'_>, names: &[&str]) -> Value {
 }
 
 fn continue_token(list: &Value) -> String {
-    let token = list.pointer("/metadata/continue").and_then(Value::as_str);
-    token.unwrap_or_default().to_owned()
+    meta::text(list, "continue").to_owned()
 }
 
 fn label_selectors(run: &mut CaseRun<'_>) {

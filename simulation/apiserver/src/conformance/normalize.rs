@@ -1,6 +1,6 @@
 //! Replaces the values of a transcript that differ between two runs by symbols that keep equality and order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -36,8 +36,8 @@ struct Symbols {
     /// Versions of objects, with their rank.
     object_versions: BTreeMap<u64, usize>,
     /// Versions of lists and bookmarks. Other writers of the same server raise them.
-    list_versions: BTreeMap<u64, ()>,
-    /// UIDs, continue tokens and generated names, in order of appearance.
+    list_versions: BTreeSet<u64>,
+    /// UIDs, continue tokens and generated names, numbered in order of appearance.
     symbols: BTreeMap<String, String>,
     uid_count: usize,
     token_count: usize,
@@ -88,32 +88,29 @@ impl Symbols {
         let text = |key: &str| metadata.get(key).and_then(Value::as_str);
         let uid = text("uid");
         if let Some(version) = text("resourceVersion").and_then(|text| text.parse().ok()) {
-            match uid {
-                Some(_) => drop(self.object_versions.insert(version, 0)),
-                None => drop(self.list_versions.insert(version, ())),
+            if uid.is_some() {
+                self.object_versions.insert(version, 0);
+            } else {
+                self.list_versions.insert(version);
             }
         }
-        if let Some(uid) = uid
-            && !self.symbols.contains_key(uid)
-        {
-            self.uid_count += 1;
-            self.symbols
-                .insert(uid.to_owned(), format!("uid{}", self.uid_count));
+        let mut add = |text: &str, prefix: &str, count: &mut usize| {
+            if !self.symbols.contains_key(text) {
+                *count += 1;
+                self.symbols
+                    .insert(text.to_owned(), format!("{prefix}{count}"));
+            }
+        };
+        if let Some(uid) = uid {
+            add(uid, "uid", &mut self.uid_count);
         }
-        if let Some(token) = text("continue").filter(|token| !token.is_empty())
-            && !self.symbols.contains_key(token)
-        {
-            self.token_count += 1;
-            self.symbols
-                .insert(token.to_owned(), format!("continue{}", self.token_count));
+        if let Some(token) = text("continue").filter(|token| !token.is_empty()) {
+            add(token, "continue", &mut self.token_count);
         }
         if let (Some(prefix), Some(name)) = (text("generateName"), text("name"))
             && name.len() == prefix.len() + 5
-            && !self.symbols.contains_key(name)
         {
-            self.name_count += 1;
-            self.symbols
-                .insert(name.to_owned(), format!("{prefix}name{}", self.name_count));
+            add(name, &format!("{prefix}name"), &mut self.name_count);
         }
     }
 
@@ -123,16 +120,14 @@ impl Symbols {
                 Value::Array(items.iter().map(|item| self.normalize(key, item)).collect())
             }
             Value::Object(fields) if key == "metadata" && is_list_metadata(fields) => {
-                let mut fields = fields.clone();
-                if let Some(Value::String(text)) = fields.remove("resourceVersion") {
-                    let symbol = self.rank_at(&text).map(|rank| format!("after rv{rank}"));
-                    let symbol = symbol.unwrap_or(text);
-                    // This key isn't a version again.
-                    fields.insert("resourceVersion".to_owned(), Value::String(symbol));
-                }
-                let parts = fields.iter().map(|(key, value)| match key.as_str() {
-                    "resourceVersion" => (key.clone(), value.clone()),
-                    _ => (key.clone(), self.normalize(key, value)),
+                let parts = fields.iter().map(|(key, value)| {
+                    let value = match value {
+                        Value::String(text) if key == "resourceVersion" => {
+                            Value::String(self.version_of_list(text))
+                        }
+                        value => self.normalize(key, value),
+                    };
+                    (key.clone(), value)
                 });
                 Value::Object(parts.collect())
             }
@@ -158,12 +153,14 @@ impl Symbols {
     }
 
     fn version(&self, text: &str) -> String {
-        let Ok(version) = text.parse::<u64>() else {
-            return text.to_owned();
-        };
-        if let Some(rank) = self.object_versions.get(&version) {
-            return format!("rv{rank}");
+        let version = text.parse::<u64>().ok();
+        match version.and_then(|version| self.object_versions.get(&version)) {
+            Some(rank) => format!("rv{rank}"),
+            None => self.version_of_list(text),
         }
+    }
+
+    fn version_of_list(&self, text: &str) -> String {
         let rank = self.rank_at(text);
         rank.map_or_else(|| text.to_owned(), |rank| format!("after rv{rank}"))
     }
@@ -171,8 +168,8 @@ impl Symbols {
     /// Returns the number of known versions of objects up to a version that the server has sent.
     fn rank_at(&self, text: &str) -> Option<usize> {
         let version: u64 = text.parse().ok()?;
-        let is_known = self.object_versions.contains_key(&version)
-            || self.list_versions.contains_key(&version);
+        let is_known =
+            self.object_versions.contains_key(&version) || self.list_versions.contains(&version);
         is_known.then(|| self.object_versions.range(..=version).count())
     }
 

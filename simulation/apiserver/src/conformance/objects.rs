@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::run::{Call, CaseRun};
+use crate::meta;
 
 super::table!(
     config_map_life,
@@ -38,22 +39,15 @@ pub(super) fn config_map(name: &str, data: &Value) -> Value {
 }
 
 pub(super) fn resource_version(object: &Value) -> String {
-    let version = object.pointer("/metadata/resourceVersion");
-    version
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned()
+    meta::text(object, "resourceVersion").to_owned()
 }
 
 pub(super) fn uid(object: &Value) -> String {
-    let uid = object.pointer("/metadata/uid");
-    uid.and_then(Value::as_str).unwrap_or_default().to_owned()
+    meta::text(object, "uid").to_owned()
 }
 
 pub(super) fn with_version(mut object: Value, version: &str) -> Value {
-    if let Some(Value::Object(metadata)) = object.get_mut("metadata") {
-        metadata.insert("resourceVersion".to_owned(), json!(version));
-    }
+    meta::set(&mut object, "resourceVersion", version);
     object
 }
 

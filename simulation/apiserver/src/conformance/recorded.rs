@@ -118,7 +118,8 @@ pub fn difference(
         return Some(format!("{case:?}: there is no recording"));
     };
     let mut differences = Vec::new();
-    compare("", &sorted(steps), &sorted(transcript), &mut differences);
+    let (expected, actual) = (sorted(steps), sorted(transcript));
+    compare("", Some(&expected), Some(&actual), &mut differences);
     if differences.is_empty() {
         return None;
     }
@@ -164,49 +165,29 @@ fn sorted(value: &Value) -> Value {
 
 fn compare(
     pointer: &str,
-    expected: &Value,
-    actual: &Value,
+    expected: Option<&Value>,
+    actual: Option<&Value>,
     differences: &mut Vec<(String, String, String)>,
 ) {
     match (expected, actual) {
-        (Value::Object(expected), Value::Object(actual)) => {
+        (Some(Value::Object(expected)), Some(Value::Object(actual))) => {
             let keys: BTreeSet<_> = expected.keys().chain(actual.keys()).collect();
             for key in keys {
                 let pointer = format!("{pointer}/{key}");
-                match (expected.get(key), actual.get(key)) {
-                    (Some(expected), Some(actual)) => {
-                        compare(&pointer, expected, actual, differences)
-                    }
-                    (expected, actual) => {
-                        differences.push((pointer, value_text(expected), value_text(actual)))
-                    }
-                }
+                compare(&pointer, expected.get(key), actual.get(key), differences);
             }
         }
-        (Value::Array(expected), Value::Array(actual)) => {
+        (Some(Value::Array(expected)), Some(Value::Array(actual))) => {
             for index in 0..expected.len().max(actual.len()) {
                 let pointer = format!("{pointer}/{index}");
-                match (expected.get(index), actual.get(index)) {
-                    (Some(expected), Some(actual)) => {
-                        compare(&pointer, expected, actual, differences)
-                    }
-                    (expected, actual) => {
-                        differences.push((pointer, value_text(expected), value_text(actual)))
-                    }
-                }
+                let (expected, actual) = (expected.get(index), actual.get(index));
+                compare(&pointer, expected, actual, differences);
             }
         }
-        (expected, actual) if expected != actual => {
-            differences.push((
-                pointer.to_owned(),
-                value_text(Some(expected)),
-                value_text(Some(actual)),
-            ));
+        _ if expected != actual => {
+            let text = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), compact);
+            differences.push((pointer.to_owned(), text(expected), text(actual)));
         }
         _ => {}
     }
-}
-
-fn value_text(value: Option<&Value>) -> String {
-    value.map_or_else(|| "nothing".to_owned(), compact)
 }
