@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use super::custom::{widget, widgets};
-use super::objects::{CONFIG_MAPS, ONE_CONFIG_MAP, SECRETS, config_map, object_path, uid};
+use super::objects::{
+    CONFIG_MAPS, ONE_CONFIG_MAP, OTHER_UID, SECRETS, config_map, object_path, uid,
+};
 use super::run::{Call, CaseRun, METADATA};
 
 super::table!(
@@ -43,12 +45,12 @@ fn namespace_life(run: &mut CaseRun<'_>) {
     run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}}));
     run.get(&path);
     run.send(Call::new("GET", path.clone()).accept(METADATA));
-    run.merge(
-        &path,
-        &json!({"metadata": {"labels": {"kubernetes.io/metadata.name": null}}}),
-    );
-    let patch = json!({"metadata": {"labels": {"a": "b"}}});
-    run.merge(&path, &patch);
+    for labels in [
+        json!({"kubernetes.io/metadata.name": null}),
+        json!({"a": "b"}),
+    ] {
+        run.merge(&path, &json!({"metadata": {"labels": labels}}));
+    }
     run.get(&format!("{path}/status"));
 }
 
@@ -99,27 +101,16 @@ fn namespace_waits_for_finalizers(run: &mut CaseRun<'_>) {
 fn namespace_delete_precondition(run: &mut CaseRun<'_>) {
     let (name, path) = second_namespace(run);
     run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}}));
-    run.delete(
-        &path,
-        &json!({"preconditions": {"uid": "00000000-0000-4000-8000-000000000000"}}),
-    );
-    run.delete(&path, &json!({"preconditions": {"resourceVersion": "1"}}));
+    for preconditions in [json!({"uid": OTHER_UID}), json!({"resourceVersion": "1"})] {
+        run.delete(&path, &json!({"preconditions": preconditions}));
+    }
     run.delete(&format!("{path}?dryRun=All"), &json!({}));
 }
 
 fn namespace_rejected(run: &mut CaseRun<'_>) {
-    run.post(
-        "/api/v1/namespaces",
-        &json!({"metadata": {"name": "With.Dots"}}),
-    );
-    run.post(
-        "/api/v1/namespaces",
-        &json!({"metadata": {"name": "with.dots"}}),
-    );
-    run.post(
-        "/api/v1/namespaces",
-        &json!({"metadata": {"name": "a".repeat(64)}}),
-    );
+    for name in ["With.Dots", "with.dots", &"a".repeat(64)] {
+        run.post("/api/v1/namespaces", &json!({"metadata": {"name": name}}));
+    }
     run.delete("/api/v1/namespaces/default?dryRun=All", &json!({}));
     run.delete("/api/v1/namespaces/kube-system", &json!({}));
 }

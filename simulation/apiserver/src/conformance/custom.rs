@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::objects::{object_path, resource_version, uid, with_version};
+use super::objects::{OTHER_UID, object_path, resource_version, uid, with_version};
 use super::run::{Call, CaseRun};
 use super::schema::widget_schema;
 
@@ -158,10 +158,8 @@ fn crd_update(run: &mut CaseRun<'_>) {
     run.put(&crd, &next);
     next["metadata"]["labels"] = json!({"a": "b"});
     run.put(&crd, &with_version(next.clone(), "1"));
-    run.put(
-        &crd,
-        &with_version(next.clone(), &resource_version(&current)),
-    );
+    let version = resource_version(&current);
+    run.put(&crd, &with_version(next.clone(), &version));
     next["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["extra"] =
         json!({"type": "string"});
     let current = get_metadata(run, &crd);
@@ -198,11 +196,9 @@ fn crd_schema_changes_fields(run: &mut CaseRun<'_>) {
     run.wait(openapi.only(&[&fields, &kinds]), |document| {
         document.pointer(&format!("{fields}/extra")).is_some()
     });
-    run.get(&object_path(&objects, "one"));
-    run.merge(
-        &object_path(&objects, "one"),
-        &json!({"spec": {"extra": "kept"}}),
-    );
+    let one = object_path(&objects, "one");
+    run.get(&one);
+    run.merge(&one, &json!({"spec": {"extra": "kept"}}));
 }
 
 fn crd_apply(run: &mut CaseRun<'_>) {
@@ -226,7 +222,7 @@ fn crd_deletion_deletes_objects(run: &mut CaseRun<'_>) {
     run.event(watch);
     let crd = crd_path(run);
     let current = get_metadata(run, &crd);
-    let other = json!({"preconditions": {"uid": "00000000-0000-4000-8000-000000000000"}});
+    let other = json!({"preconditions": {"uid": OTHER_UID}});
     run.delete(&crd, &other);
     let options = json!({"preconditions": {"uid": uid(&current)}});
     let delete = Call::new("DELETE", crd.clone()).body(&options);
@@ -326,17 +322,15 @@ fn custom_validation(run: &mut CaseRun<'_>) {
         run.post(&objects, &object);
     }
     let api_version = format!("{}/v1", group(run));
-    run.post(
-        &objects,
-        &json!({"apiVersion": api_version, "kind": "Widget", "metadata": {"name": "one"}}),
-    );
-    run.post(&objects, &json!({"metadata": {"name": "one"}}));
-    run.post(
-        &objects,
-        &json!({"apiVersion": api_version, "kind": "Gadget", "metadata": {"name": "one"}}),
-    );
-    let bad_name = widget(run, "Not_A_Name", &json!({"color": "red"}));
-    run.post(&objects, &bad_name);
+    let metadata = json!({"name": "one"});
+    for object in [
+        json!({"apiVersion": api_version, "kind": "Widget", "metadata": metadata}),
+        json!({"metadata": metadata}),
+        json!({"apiVersion": api_version, "kind": "Gadget", "metadata": metadata}),
+        widget(run, "Not_A_Name", &json!({"color": "red"})),
+    ] {
+        run.post(&objects, &object);
+    }
 }
 
 fn custom_generation(run: &mut CaseRun<'_>) {
@@ -345,21 +339,21 @@ fn custom_generation(run: &mut CaseRun<'_>) {
     one["metadata"]["generation"] = json!(7);
     run.post(&objects, &one);
     let path = object_path(&objects, "one");
-    run.merge(&path, &json!({"metadata": {"labels": {"a": "b"}}}));
-    run.merge(&path, &json!({"spec": {"color": "green"}}));
-    run.merge(&path, &json!({"spec": {"color": "green"}}));
-    run.merge(&path, &json!({"metadata": {"generation": 9}}));
-    run.merge(
-        &object_path(&path, "status"),
-        &json!({"status": {"state": "new"}}),
-    );
-    run.merge(
-        &path,
-        &json!({"metadata": {"finalizers": ["example.com/a"]}}),
-    );
+    for patch in [
+        json!({"metadata": {"labels": {"a": "b"}}}),
+        json!({"spec": {"color": "green"}}),
+        json!({"spec": {"color": "green"}}),
+        json!({"metadata": {"generation": 9}}),
+    ] {
+        run.merge(&path, &patch);
+    }
+    let status = object_path(&path, "status");
+    run.merge(&status, &json!({"status": {"state": "new"}}));
+    let finalizers = |finalizers: Value| json!({"metadata": {"finalizers": finalizers}});
+    run.merge(&path, &finalizers(json!(["example.com/a"])));
     run.delete(&path, &json!({}));
     run.merge(&path, &json!({"spec": {"color": "red"}}));
-    run.merge(&path, &json!({"metadata": {"finalizers": []}}));
+    run.merge(&path, &finalizers(json!([])));
 }
 
 fn custom_status(run: &mut CaseRun<'_>) {
@@ -379,26 +373,23 @@ fn custom_status(run: &mut CaseRun<'_>) {
     });
     run.merge(&status, &patch);
     run.merge(&path, &json!({"status": {"state": "ignored"}}));
-    run.merge(&status, &json!({"status": {"state": null, "observed": 2}}));
-    run.merge(
-        &status,
-        &json!({"metadata": {"resourceVersion": resource_version(&created)}, "status": {"observed": 3}}),
-    );
-    run.merge(&status, &json!({"metadata": {"uid": "00000000-0000-4000-8000-000000000000"}, "status": {"observed": 3}}));
-    run.merge(
-        &status,
-        &json!({"metadata": {"uid": uid(&created)}, "status": {"observed": "text"}}),
-    );
+    let (version, uid) = (resource_version(&created), uid(&created));
+    for patch in [
+        json!({"status": {"state": null, "observed": 2}}),
+        json!({"metadata": {"resourceVersion": version}, "status": {"observed": 3}}),
+        json!({"metadata": {"uid": OTHER_UID}, "status": {"observed": 3}}),
+        json!({"metadata": {"uid": uid}, "status": {"observed": "text"}}),
+    ] {
+        run.merge(&status, &patch);
+    }
     let mut current = run.get(&path);
     current["status"]["state"] = json!("replaced");
     current["spec"]["color"] = json!("green");
     run.put(&status, &current);
     run.put(&status, &current);
     run.merge(&status, &json!({"status": null}));
-    run.merge(
-        &format!("{status}?dryRun=All"),
-        &json!({"status": {"state": "trial"}}),
-    );
+    let dry_run = format!("{status}?dryRun=All");
+    run.merge(&dry_run, &json!({"status": {"state": "trial"}}));
     run.get(&path);
 }
 
@@ -411,14 +402,10 @@ fn custom_without_status_subresource(run: &mut CaseRun<'_>) {
     let mut one = widget(run, "one", &json!({"color": "red"}));
     one["status"] = json!({"state": "new"});
     run.post(&objects, &one);
-    run.merge(
-        &object_path(&objects, "one"),
-        &json!({"status": {"state": "next"}}),
-    );
-    run.merge(
-        &object_path(&objects, "one/status"),
-        &json!({"status": {"state": "last"}}),
-    );
+    for (path, state) in [("one", "next"), ("one/status", "last")] {
+        let path = object_path(&objects, path);
+        run.merge(&path, &json!({"status": {"state": state}}));
+    }
 }
 
 fn custom_merge_patch(run: &mut CaseRun<'_>) {
@@ -431,42 +418,25 @@ fn custom_merge_patch(run: &mut CaseRun<'_>) {
     });
     let one = widget(run, "one", &spec);
     let created = run.post(&objects, &one);
-    let path = object_path(&objects, "one");
-    run.merge(
-        &path,
-        &json!({"spec": {"labels": {"a": null, "c": "3"}, "tags": ["c"]}}),
-    );
-    run.merge(
-        &path,
-        &json!({"spec": {"free": {"a": {"b": null, "d": {"e": null}}, "f": {"g": null}}}}),
-    );
-    run.merge(
-        &path,
-        &json!({"spec": {"size": null, "note": null, "labels": null}}),
-    );
-    run.merge(&path, &json!({"spec": {"color": null}}));
-    run.merge(&path, &json!({"spec": null}));
-    run.merge(&path, &json!({}));
-    run.merge(&path, &json!({"metadata": {"name": "two"}}));
-    run.merge(&path, &json!({"metadata": {"namespace": "default"}}));
-    run.merge(&path, &json!({"kind": "Gadget"}));
-    run.merge(
-        &path,
-        &json!({"metadata": {"resourceVersion": resource_version(&created)}, "spec": {"size": 4}}),
-    );
-    run.merge(
-        &path,
-        &json!({"metadata": {"uid": uid(&created)}, "spec": {"size": 4}}),
-    );
-    run.merge(
-        &path,
-        &json!({"metadata": {"uid": "00000000-0000-4000-8000-000000000000"}}),
-    );
-    run.merge(
-        &path,
-        &json!({"metadata": {"creationTimestamp": null, "labels": {}, "annotations": {"a": "b"}}}),
-    );
-    run.merge(&path, &json!({"metadata": {"annotations": null}}));
+    let (version, uid) = (resource_version(&created), uid(&created));
+    for patch in [
+        json!({"spec": {"labels": {"a": null, "c": "3"}, "tags": ["c"]}}),
+        json!({"spec": {"free": {"a": {"b": null, "d": {"e": null}}, "f": {"g": null}}}}),
+        json!({"spec": {"size": null, "note": null, "labels": null}}),
+        json!({"spec": {"color": null}}),
+        json!({"spec": null}),
+        json!({}),
+        json!({"metadata": {"name": "two"}}),
+        json!({"metadata": {"namespace": "default"}}),
+        json!({"kind": "Gadget"}),
+        json!({"metadata": {"resourceVersion": version}, "spec": {"size": 4}}),
+        json!({"metadata": {"uid": uid}, "spec": {"size": 4}}),
+        json!({"metadata": {"uid": OTHER_UID}}),
+        json!({"metadata": {"creationTimestamp": null, "labels": {}, "annotations": {"a": "b"}}}),
+        json!({"metadata": {"annotations": null}}),
+    ] {
+        run.merge(&object_path(&objects, "one"), &patch);
+    }
 }
 
 fn custom_finalizers(run: &mut CaseRun<'_>) {
@@ -481,20 +451,15 @@ fn custom_finalizers(run: &mut CaseRun<'_>) {
         &object_path(&path, "status"),
         &json!({"status": {"state": "deleting"}}),
     );
-    let finalizers = |finalizers: Value, version: &str| json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
-    run.merge(
-        &path,
-        &finalizers(json!(["example.com/b"]), &resource_version(&current)),
-    );
+    let only_b = |current: &Value| {
+        let version = resource_version(current);
+        json!({"metadata": {"finalizers": ["example.com/b"], "resourceVersion": version}})
+    };
+    run.merge(&path, &only_b(&current));
     let current = run.get(&path);
-    run.merge(
-        &path,
-        &finalizers(json!(["example.com/b"]), &resource_version(&current)),
-    );
-    run.merge(
-        &path,
-        &json!({"metadata": {"finalizers": ["example.com/b", "example.com/c"]}}),
-    );
+    run.merge(&path, &only_b(&current));
+    let finalizers = ["example.com/b", "example.com/c"];
+    run.merge(&path, &json!({"metadata": {"finalizers": finalizers}}));
     run.post(&objects, &one);
     run.merge(&path, &json!({"metadata": {"finalizers": null}}));
     run.merge(&path, &json!({"metadata": {"finalizers": null}}));
@@ -514,20 +479,15 @@ fn custom_preconditions(run: &mut CaseRun<'_>) {
     let path = object_path(&objects, "one");
     let created = run.post(&objects, &one);
     let next = run.merge(&path, &json!({"spec": {"size": 5}}));
-    let other = "00000000-0000-4000-8000-000000000000";
-    run.delete(&path, &json!({"preconditions": {"uid": other}}));
-    run.delete(
-        &path,
-        &json!({"preconditions": {"resourceVersion": resource_version(&created)}}),
-    );
-    run.delete(
-        &path,
-        &json!({"preconditions": {"uid": other, "resourceVersion": resource_version(&created)}}),
-    );
-    run.delete(
-        &path,
-        &json!({"preconditions": {"uid": uid(&created), "resourceVersion": resource_version(&next)}}),
-    );
+    let (old_version, version) = (resource_version(&created), resource_version(&next));
+    for preconditions in [
+        json!({"uid": OTHER_UID}),
+        json!({"resourceVersion": old_version}),
+        json!({"uid": OTHER_UID, "resourceVersion": old_version}),
+        json!({"uid": uid(&created), "resourceVersion": version}),
+    ] {
+        run.delete(&path, &json!({"preconditions": preconditions}));
+    }
     let again = run.post(&objects, &one);
     run.delete(&path, &json!({"preconditions": {"uid": uid(&created)}}));
     let mut stale = created;
@@ -541,20 +501,15 @@ fn custom_dry_run(run: &mut CaseRun<'_>) {
     let objects = widgets(run);
     let one = widget(run, "one", &json!({"color": "red"}));
     let path = object_path(&objects, "one");
-    run.post(&format!("{objects}?dryRun=All"), &one);
+    let dry_run = |path: &str| format!("{path}?dryRun=All");
+    run.post(&dry_run(&objects), &one);
     run.get(&path);
     run.post(&objects, &one);
-    run.post(&format!("{objects}?dryRun=All"), &one);
-    run.merge(
-        &format!("{path}?dryRun=All"),
-        &json!({"spec": {"color": "green"}}),
-    );
-    run.merge(
-        &format!("{path}?dryRun=All"),
-        &json!({"spec": {"color": "blue"}}),
-    );
-    run.put(&format!("{path}?dryRun=All"), &one);
-    run.delete(&format!("{path}?dryRun=All"), &json!({}));
+    run.post(&dry_run(&objects), &one);
+    run.merge(&dry_run(&path), &json!({"spec": {"color": "green"}}));
+    run.merge(&dry_run(&path), &json!({"spec": {"color": "blue"}}));
+    run.put(&dry_run(&path), &one);
+    run.delete(&dry_run(&path), &json!({}));
     run.get(&path);
 }
 

@@ -85,40 +85,31 @@ fn pages(run: &mut CaseRun<'_>) {
     let first = run.get(&format!("{SECRETS}?limit=2"));
     // Later pages show the state of the first one.
     run.delete(&object_path(SECRETS, "c"), &json!({}));
-    run.merge(
-        &object_path(SECRETS, "d"),
-        &json!({"metadata": {"labels": {"later": "true"}}}),
-    );
+    let labels = json!({"metadata": {"labels": {"later": "true"}}});
+    run.merge(&object_path(SECRETS, "d"), &labels);
     run.post(SECRETS, &json!({"metadata": {"name": "bb"}}));
-    let second = run.get(&format!(
-        "{SECRETS}?limit=2&continue={}",
-        continue_token(&first)
-    ));
-    run.get(&format!(
-        "{SECRETS}?limit=2&continue={}",
-        continue_token(&second)
-    ));
-    run.get(&format!("{SECRETS}?continue={}", continue_token(&first)));
-    run.get(&format!(
-        "{SECRETS}?limit=2&continue={}&resourceVersion=1",
-        continue_token(&first)
-    ));
-    run.get(&format!("{SECRETS}?limit=9"));
-    run.get(&format!("{SECRETS}?limit=0"));
+    let token = continue_token(&first);
+    let second = run.get(&format!("{SECRETS}?limit=2&continue={token}"));
+    let next_token = continue_token(&second);
+    for query in [
+        format!("limit=2&continue={next_token}"),
+        format!("continue={token}"),
+        format!("limit=2&continue={token}&resourceVersion=1"),
+        "limit=9".to_owned(),
+        "limit=0".to_owned(),
+    ] {
+        run.get(&format!("{SECRETS}?{query}"));
+    }
 }
 
 fn pages_with_selector(run: &mut CaseRun<'_>) {
     create_secrets(run, &["a", "b", "c", "d"]);
-    run.merge(
-        &object_path(SECRETS, "b"),
-        &json!({"metadata": {"labels": {"case": "other"}}}),
-    );
+    let labels = json!({"metadata": {"labels": {"case": "other"}}});
+    run.merge(&object_path(SECRETS, "b"), &labels);
     let selector = format!("labelSelector=case%3D{}", run.namespace());
-    let first = run.get(&format!("{SECRETS}?{selector}&limit=2"));
-    run.get(&format!(
-        "{SECRETS}?{selector}&limit=2&continue={}",
-        continue_token(&first)
-    ));
+    let path = format!("{SECRETS}?{selector}&limit=2");
+    let token = continue_token(&run.get(&path));
+    run.get(&format!("{path}&continue={token}"));
 }
 
 fn pages_of_custom_objects(run: &mut CaseRun<'_>) {
@@ -127,23 +118,19 @@ fn pages_of_custom_objects(run: &mut CaseRun<'_>) {
         let object = super::custom::widget(run, name, &json!({"color": "red"}));
         run.post(&objects, &object);
     }
-    let first = run.get(&format!("{objects}?limit=2"));
+    let path = format!("{objects}?limit=2");
+    let token = continue_token(&run.get(&path));
     run.delete(&object_path(&objects, "c"), &json!({}));
-    run.get(&format!(
-        "{objects}?limit=2&continue={}",
-        continue_token(&first)
-    ));
-    run.get(&format!("{objects}?limit=2"));
+    run.get(&format!("{path}&continue={token}"));
+    run.get(&path);
 }
 
 fn pages_of_metadata(run: &mut CaseRun<'_>) {
     create_secrets(run, &["a", "b", "c"]);
     let list = |path: String| Call::new("GET", path).accept(METADATA_LIST);
-    let first = run.send(list(format!("{SECRETS}?limit=2")));
-    run.send(list(format!(
-        "{SECRETS}?limit=2&continue={}",
-        continue_token(&first)
-    )));
+    let path = format!("{SECRETS}?limit=2");
+    let token = continue_token(&run.send(list(path.clone())));
+    run.send(list(format!("{path}&continue={token}")));
 }
 
 fn list_from_version_zero(run: &mut CaseRun<'_>) {
@@ -160,10 +147,8 @@ fn list_from_version_zero(run: &mut CaseRun<'_>) {
 
 fn list_at_exact_version(run: &mut CaseRun<'_>) {
     let last = create_secrets(run, &["a", "b"]);
-    let exact = format!(
-        "resourceVersion={}&resourceVersionMatch=Exact",
-        resource_version(&last)
-    );
+    let version = resource_version(&last);
+    let exact = format!("resourceVersion={version}&resourceVersionMatch=Exact");
     run.delete(&object_path(SECRETS, "a"), &json!({}));
     run.get(&format!("{SECRETS}?{exact}"));
     run.get(&format!("{SECRETS}?{exact}&limit=1"));
@@ -172,11 +157,9 @@ fn list_at_exact_version(run: &mut CaseRun<'_>) {
 fn list_not_older_than(run: &mut CaseRun<'_>) {
     let last = create_secrets(run, &["a", "b"]);
     let at_least = format!("resourceVersion={}", resource_version(&last));
-    run.get(&format!("{SECRETS}?{at_least}"));
-    run.get(&format!(
-        "{SECRETS}?{at_least}&resourceVersionMatch=NotOlderThan"
-    ));
-    run.get(&format!("{SECRETS}?{at_least}&limit=1"));
+    for parameter in ["", "&resourceVersionMatch=NotOlderThan", "&limit=1"] {
+        run.get(&format!("{SECRETS}?{at_least}{parameter}"));
+    }
     run.get(&format!("{SECRETS}/b?{at_least}"));
 }
 

@@ -29,6 +29,9 @@ pub(super) const SECRETS: &str = "/api/v1/namespaces/:ns/secrets";
 pub(super) const ONE_CONFIG_MAP: &str = "/api/v1/namespaces/:ns/configmaps/one";
 pub(super) const ONE_SECRET: &str = "/api/v1/namespaces/:ns/secrets/one";
 
+/// A UID that no object has.
+pub(super) const OTHER_UID: &str = "00000000-0000-4000-8000-000000000000";
+
 /// Returns the path of an object in a collection.
 pub(super) fn object_path(collection: &str, name: &str) -> String {
     format!("{collection}/{name}")
@@ -65,29 +68,18 @@ fn config_map_life(run: &mut CaseRun<'_>) {
 }
 
 fn create_needs_a_name(run: &mut CaseRun<'_>) {
-    run.post(CONFIG_MAPS, &json!({"metadata": {}}));
-    run.post(CONFIG_MAPS, &config_map("Not_A_Name", &json!({})));
-    run.post(CONFIG_MAPS, &config_map("one", &json!({"not a key": "1"})));
-    run.post(
-        CONFIG_MAPS,
-        &json!({"metadata": {"name": "one", "labels": {"a b": "c d"}}}),
-    );
-    run.post(
-        CONFIG_MAPS,
-        &json!({"metadata": {"name": "one", "namespace": "default"}}),
-    );
-    run.post(
-        CONFIG_MAPS,
-        &json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"}}),
-    );
-    run.post(
-        CONFIG_MAPS,
-        &json!({"apiVersion": "v2", "kind": "ConfigMap", "metadata": {"name": "one"}}),
-    );
-    run.post(
-        CONFIG_MAPS,
-        &with_version(config_map("one", &json!({})), "5"),
-    );
+    for object in [
+        json!({"metadata": {}}),
+        config_map("Not_A_Name", &json!({})),
+        config_map("one", &json!({"not a key": "1"})),
+        json!({"metadata": {"name": "one", "labels": {"a b": "c d"}}}),
+        json!({"metadata": {"name": "one", "namespace": "default"}}),
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"}}),
+        json!({"apiVersion": "v2", "kind": "ConfigMap", "metadata": {"name": "one"}}),
+        with_version(config_map("one", &json!({})), "5"),
+    ] {
+        run.post(CONFIG_MAPS, &object);
+    }
 }
 
 fn create_conflicts(run: &mut CaseRun<'_>) {
@@ -120,18 +112,14 @@ fn generate_name(run: &mut CaseRun<'_>) {
 
 fn replace_needs_current_version(run: &mut CaseRun<'_>) {
     let first = run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
-    let changed = with_version(
-        config_map("one", &json!({"a": "2"})),
-        &resource_version(&first),
-    );
+    let with_data =
+        |value: &str, version: &str| with_version(config_map("one", &json!({"a": value})), version);
+    let changed = with_data("2", &resource_version(&first));
     run.put(ONE_CONFIG_MAP, &changed);
     run.put(ONE_CONFIG_MAP, &changed);
-    run.put(
-        ONE_CONFIG_MAP,
-        &with_version(config_map("one", &json!({"a": "3"})), "text"),
-    );
+    run.put(ONE_CONFIG_MAP, &with_data("3", "text"));
     let mut foreign = config_map("one", &json!({"a": "4"}));
-    foreign["metadata"]["uid"] = json!("00000000-0000-4000-8000-000000000000");
+    foreign["metadata"]["uid"] = json!(OTHER_UID);
     run.put(ONE_CONFIG_MAP, &foreign);
     run.put(ONE_CONFIG_MAP, &config_map("two", &json!({})));
     run.get(ONE_CONFIG_MAP);
@@ -145,32 +133,18 @@ fn replace_without_change(run: &mut CaseRun<'_>) {
 }
 
 fn replace_missing_object(run: &mut CaseRun<'_>) {
-    run.put(
-        &object_path(CONFIG_MAPS, "none"),
-        &config_map("none", &json!({"a": "1"})),
-    );
-    run.put(
-        &object_path(CONFIG_MAPS, "none"),
-        &with_version(config_map("none", &json!({})), "5"),
-    );
-    run.merge(
-        &object_path(CONFIG_MAPS, "none"),
-        &json!({"data": {"a": "1"}}),
-    );
+    let path = object_path(CONFIG_MAPS, "none");
+    run.put(&path, &config_map("none", &json!({"a": "1"})));
+    run.put(&path, &with_version(config_map("none", &json!({})), "5"));
+    run.merge(&path, &json!({"data": {"a": "1"}}));
 }
 
 fn delete_by_uid(run: &mut CaseRun<'_>) {
     let first = run.post(CONFIG_MAPS, &config_map("one", &json!({})));
-    let other = json!({"preconditions": {"uid": "00000000-0000-4000-8000-000000000000"}});
-    run.delete(ONE_CONFIG_MAP, &other);
-    run.delete(
-        ONE_CONFIG_MAP,
-        &json!({"preconditions": {"uid": uid(&first)}}),
-    );
-    run.delete(
-        ONE_CONFIG_MAP,
-        &json!({"preconditions": {"uid": uid(&first)}}),
-    );
+    let uid = uid(&first);
+    for uid in [OTHER_UID, &uid, &uid] {
+        run.delete(ONE_CONFIG_MAP, &json!({"preconditions": {"uid": uid}}));
+    }
 }
 
 fn delete_by_version(run: &mut CaseRun<'_>) {
@@ -210,15 +184,13 @@ fn finalizer_delays_deletion(run: &mut CaseRun<'_>) {
         ONE_CONFIG_MAP,
         &json!({"preconditions": {"uid": uid(&terminating)}}),
     );
-    run.merge(ONE_CONFIG_MAP, &json!({"data": {"a": "1"}}));
-    run.merge(
-        ONE_CONFIG_MAP,
-        &json!({"metadata": {"finalizers": ["example.com/b"]}}),
-    );
-    run.merge(
-        ONE_CONFIG_MAP,
-        &json!({"metadata": {"finalizers": ["example.com/b", "example.com/c"]}}),
-    );
+    for patch in [
+        json!({"data": {"a": "1"}}),
+        json!({"metadata": {"finalizers": ["example.com/b"]}}),
+        json!({"metadata": {"finalizers": ["example.com/b", "example.com/c"]}}),
+    ] {
+        run.merge(ONE_CONFIG_MAP, &patch);
+    }
     let mut with_finalizers = run.get(ONE_CONFIG_MAP);
     with_finalizers["metadata"]["finalizers"] = json!([]);
     run.put(ONE_CONFIG_MAP, &with_finalizers);
@@ -239,25 +211,21 @@ fn secret_types(run: &mut CaseRun<'_>) {
             "stringData": {"a": "new"}
         }),
     );
-    run.merge(&object_path(SECRETS, "two"), &json!({"type": "Opaque"}));
-    run.merge(
-        &object_path(SECRETS, "two"),
-        &json!({"stringData": {"c": "d"}}),
-    );
-    run.merge(
-        &object_path(SECRETS, "two"),
-        &json!({"data": {"c": "not base64"}}),
-    );
+    for patch in [
+        json!({"type": "Opaque"}),
+        json!({"stringData": {"c": "d"}}),
+        json!({"data": {"c": "not base64"}}),
+    ] {
+        run.merge(&object_path(SECRETS, "two"), &patch);
+    }
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "three"}, "type": "kubernetes.io/tls"}),
     );
-    run.get(&format!(
-        "{SECRETS}?fieldSelector=type%3Dhelm.sh%2Frelease.v1"
-    ));
-    run.get(&format!(
-        "{SECRETS}?fieldSelector=type%21%3Dhelm.sh%2Frelease.v1"
-    ));
+    for operator in ["%3D", "%21%3D"] {
+        let selector = format!("type{operator}helm.sh%2Frelease.v1");
+        run.get(&format!("{SECRETS}?fieldSelector={selector}"));
+    }
 }
 
 fn secret_immutable(run: &mut CaseRun<'_>) {

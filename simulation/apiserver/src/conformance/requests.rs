@@ -2,7 +2,9 @@
 
 use serde_json::json;
 
-use super::objects::{CONFIG_MAPS, ONE_CONFIG_MAP, ONE_SECRET, SECRETS, config_map, object_path};
+use super::objects::{
+    CONFIG_MAPS, ONE_CONFIG_MAP, ONE_SECRET, OTHER_UID, SECRETS, config_map, object_path,
+};
 use super::run::{Call, CaseRun, JSON, MERGE, METADATA, METADATA_LIST};
 
 super::table!(
@@ -55,20 +57,13 @@ fn malformed_bodies(run: &mut CaseRun<'_>) {
     run.send(Call::new("POST", CONFIG_MAPS).text("{"));
     run.send(Call::new("POST", CONFIG_MAPS).text(""));
     run.send(Call::new("POST", CONFIG_MAPS).text("[]"));
-    run.post(
-        CONFIG_MAPS,
-        &json!({"metadata": {"name": "one"}, "data": {"a": 1}}),
-    );
-    run.post(
-        CONFIG_MAPS,
-        &json!({"metadata": {"name": "one"}, "data": ["a"]}),
-    );
+    for data in [json!({"a": 1}), json!(["a"])] {
+        let object = json!({"metadata": {"name": "one"}, "data": data});
+        run.post(CONFIG_MAPS, &object);
+    }
     run.post(CONFIG_MAPS, &config_map("one", &json!({})));
-    run.send(
-        Call::new("PATCH", ONE_CONFIG_MAP)
-            .content_type(MERGE)
-            .text("{"),
-    );
+    let patch = Call::new("PATCH", ONE_CONFIG_MAP).content_type(MERGE);
+    run.send(patch.text("{"));
     run.merge(ONE_CONFIG_MAP, &json!(["a"]));
     run.merge(ONE_CONFIG_MAP, &json!({"data": {"a": 1}}));
     run.send(Call::new("DELETE", ONE_CONFIG_MAP).text("{"));
@@ -80,22 +75,13 @@ fn malformed_bodies(run: &mut CaseRun<'_>) {
 
 fn unsupported_content_types(run: &mut CaseRun<'_>) {
     let body = config_map("one", &json!({}));
-    run.send(
-        Call::new("POST", CONFIG_MAPS)
-            .content_type("text/plain")
-            .body(&body),
-    );
+    let post = Call::new("POST", CONFIG_MAPS).content_type("text/plain");
+    run.send(post.body(&body));
     run.post(CONFIG_MAPS, &body);
-    run.send(
-        Call::new("PUT", ONE_CONFIG_MAP)
-            .content_type("text/plain")
-            .body(&body),
-    );
-    run.send(
-        Call::new("PUT", ONE_CONFIG_MAP)
-            .content_type(MERGE)
-            .body(&body),
-    );
+    for content_type in ["text/plain", MERGE] {
+        let put = Call::new("PUT", ONE_CONFIG_MAP).content_type(content_type);
+        run.send(put.body(&body));
+    }
 }
 
 fn unsupported_accepts(run: &mut CaseRun<'_>) {
@@ -108,43 +94,36 @@ fn unsupported_accepts(run: &mut CaseRun<'_>) {
 
 fn patch_content_types(run: &mut CaseRun<'_>) {
     run.post(CONFIG_MAPS, &config_map("one", &json!({"a": "1"})));
-    let patch = |content_type| {
+    let with_charset = "application/merge-patch+json; charset=utf-8";
+    for content_type in [JSON, "text/plain", PROTOBUF, with_charset] {
         let call = Call::new("PATCH", ONE_CONFIG_MAP).content_type(content_type);
-        call.body(&json!({"data": {"b": "2"}}))
-    };
-    run.send(patch(JSON));
-    run.send(patch("text/plain"));
-    run.send(patch(PROTOBUF));
-    run.send(patch("application/merge-patch+json; charset=utf-8"));
+        run.send(call.body(&json!({"data": {"b": "2"}})));
+    }
 }
 
 fn invalid_parameters(run: &mut CaseRun<'_>) {
-    run.get(&format!("{CONFIG_MAPS}?labelSelector=a%3D%3D%3Db"));
-    run.get(&format!("{CONFIG_MAPS}?labelSelector=a%20in%20b"));
-    run.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.labels%3Da"));
-    run.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.name"));
-    run.get(&format!("{CONFIG_MAPS}?limit=many"));
-    run.get(&format!("{SECRETS}?limit=1&continue=no-token"));
-    run.get(&format!("{SECRETS}?resourceVersion=text"));
-    run.get(&format!("{SECRETS}?resourceVersionMatch=Exact"));
-    run.get(&format!(
-        "{SECRETS}?resourceVersion=0&resourceVersionMatch=Exact"
-    ));
-    run.get(&format!(
-        "{SECRETS}?resourceVersion=0&resourceVersionMatch=Other"
-    ));
-    run.post(
-        &format!("{CONFIG_MAPS}?dryRun=Some"),
-        &config_map("one", &json!({})),
-    );
-    run.post(
-        &format!("{CONFIG_MAPS}?fieldManager=%0A"),
-        &config_map("one", &json!({})),
-    );
-    run.post(
-        &format!("{CONFIG_MAPS}?fieldValidation=Other"),
-        &config_map("one", &json!({})),
-    );
+    for query in [
+        "labelSelector=a%3D%3D%3Db",
+        "labelSelector=a%20in%20b",
+        "fieldSelector=metadata.labels%3Da",
+        "fieldSelector=metadata.name",
+        "limit=many",
+    ] {
+        run.get(&format!("{CONFIG_MAPS}?{query}"));
+    }
+    for query in [
+        "limit=1&continue=no-token",
+        "resourceVersion=text",
+        "resourceVersionMatch=Exact",
+        "resourceVersion=0&resourceVersionMatch=Exact",
+        "resourceVersion=0&resourceVersionMatch=Other",
+    ] {
+        run.get(&format!("{SECRETS}?{query}"));
+    }
+    for query in ["dryRun=Some", "fieldManager=%0A", "fieldValidation=Other"] {
+        let path = format!("{CONFIG_MAPS}?{query}");
+        run.post(&path, &config_map("one", &json!({})));
+    }
     run.merge(&format!("{ONE_CONFIG_MAP}?force=true"), &json!({}));
 }
 
@@ -183,21 +162,18 @@ fn metadata_list(run: &mut CaseRun<'_>) {
 fn metadata_patch(run: &mut CaseRun<'_>) {
     let first = json!({"metadata": {"name": "one", "labels": {"a": "b"}}, "data": {"a": "YQ=="}});
     run.post(SECRETS, &first);
-    let patch = |body: serde_json::Value| {
-        let call = Call::new("PATCH", ONE_SECRET);
-        call.content_type(MERGE).accept(METADATA).body(&body)
-    };
-    run.send(patch(
+    for body in [
         json!({"metadata": {"labels": {"a": null, "c": "d"}}}),
-    ));
-    run.send(patch(
-        json!({"metadata": {"uid": "00000000-0000-4000-8000-000000000000"}}),
-    ));
-    run.send(patch(json!({"metadata": {"resourceVersion": "1"}})));
-    run.send(patch(json!({
-        "apiVersion": "meta.k8s.io/v1",
-        "kind": "PartialObjectMetadata",
-        "metadata": {"annotations": {"e": "f"}}
-    })));
+        json!({"metadata": {"uid": OTHER_UID}}),
+        json!({"metadata": {"resourceVersion": "1"}}),
+        json!({
+            "apiVersion": "meta.k8s.io/v1",
+            "kind": "PartialObjectMetadata",
+            "metadata": {"annotations": {"e": "f"}}
+        }),
+    ] {
+        let call = Call::new("PATCH", ONE_SECRET).content_type(MERGE);
+        run.send(call.accept(METADATA).body(&body));
+    }
     run.get(ONE_SECRET);
 }
