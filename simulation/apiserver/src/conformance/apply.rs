@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use super::custom::{widget, widgets};
-use super::objects::{CONFIG_MAPS, ONE_CONFIG_MAP, config_map, object_path, resource_version};
+use super::objects::{
+    CONFIG_MAPS, ONE_CONFIG_MAP, ONE_SECRET, OTHER_UID, config_map, object_path, resource_version,
+};
 use super::run::{APPLY, Call, CaseRun, METADATA};
 
 super::table!(
@@ -35,10 +37,17 @@ fn with_force(path: &str, manager: &str) -> String {
     format!("{path}?force=true&fieldManager={manager}")
 }
 
+fn apply(run: &mut CaseRun<'_>, path: &str, manager: &str, object: &Value) {
+    run.apply(&with_manager(path, manager), object);
+}
+
+fn merge(run: &mut CaseRun<'_>, path: &str, manager: &str, patch: &Value) {
+    run.merge(&with_manager(path, manager), patch);
+}
+
 /// Applies the ConfigMap `one` with this data.
 fn apply_one(run: &mut CaseRun<'_>, manager: &str, data: &Value) {
-    let path = with_manager(ONE_CONFIG_MAP, manager);
-    run.apply(&path, &config_map("one", data));
+    apply(run, ONE_CONFIG_MAP, manager, &config_map("one", data));
 }
 
 fn force_one(run: &mut CaseRun<'_>, manager: &str, data: &Value) {
@@ -50,7 +59,7 @@ fn apply_creates(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     let mut object = config_map("one", &json!({"a": "1"}));
     object["metadata"]["labels"] = json!({"a": "b"});
-    run.apply(&with_manager(ONE_CONFIG_MAP, "first"), &object);
+    apply(run, ONE_CONFIG_MAP, "first", &object);
     run.get(ONE_CONFIG_MAP);
 }
 
@@ -90,20 +99,13 @@ fn apply_removes_owned_fields(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     let mut object = config_map("one", &json!({"a": "1", "b": "1"}));
     object["metadata"]["labels"] = json!({"a": "b", "c": "d"});
-    run.apply(&with_manager(ONE_CONFIG_MAP, "first"), &object);
-    run.merge(
-        &with_manager(ONE_CONFIG_MAP, "other"),
-        &json!({"data": {"c": "1"}}),
-    );
+    apply(run, ONE_CONFIG_MAP, "first", &object);
+    merge(run, ONE_CONFIG_MAP, "other", &json!({"data": {"c": "1"}}));
     object["metadata"]["labels"] = json!({"c": "d"});
     object["data"] = json!({"a": "1"});
-    run.apply(&with_manager(ONE_CONFIG_MAP, "first"), &object);
-    run.apply(
-        &with_manager(ONE_CONFIG_MAP, "first"),
-        &json!({
-            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}
-        }),
-    );
+    apply(run, ONE_CONFIG_MAP, "first", &object);
+    let empty = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}});
+    apply(run, ONE_CONFIG_MAP, "first", &empty);
 }
 
 fn apply_shares_fields(run: &mut CaseRun<'_>) {
@@ -122,34 +124,26 @@ fn apply_after_update(run: &mut CaseRun<'_>) {
     );
     apply_one(run, "first", &json!({"a": "2"}));
     force_one(run, "first", &json!({"a": "2"}));
-    run.merge(
-        &with_manager(ONE_CONFIG_MAP, "creator"),
-        &json!({"data": {"a": "3"}}),
-    );
+    merge(run, ONE_CONFIG_MAP, "creator", &json!({"data": {"a": "3"}}));
     apply_one(run, "first", &json!({"a": "2"}));
     apply_one(run, "first", &json!({"a": "3"}));
 }
 
+/// Applies the ConfigMap `one` as a dry run.
+fn try_one(run: &mut CaseRun<'_>, path: &str, value: &str) {
+    let object = config_map("one", &json!({"a": value}));
+    run.apply(&format!("{path}&dryRun=All"), &object);
+}
+
 fn apply_dry_run(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
-    run.apply(
-        &format!("{}&dryRun=All", with_manager(ONE_CONFIG_MAP, "first")),
-        &config_map("one", &json!({"a": "1"})),
-    );
+    let [first, second] = ["first", "second"].map(|manager| with_manager(ONE_CONFIG_MAP, manager));
+    try_one(run, &first, "1");
     run.get(ONE_CONFIG_MAP);
     apply_one(run, "first", &json!({"a": "1"}));
-    run.apply(
-        &format!("{}&dryRun=All", with_manager(ONE_CONFIG_MAP, "first")),
-        &config_map("one", &json!({"a": "2"})),
-    );
-    run.apply(
-        &format!("{}&dryRun=All", with_force(ONE_CONFIG_MAP, "second")),
-        &config_map("one", &json!({"a": "3"})),
-    );
-    run.apply(
-        &format!("{}&dryRun=All", with_manager(ONE_CONFIG_MAP, "second")),
-        &config_map("one", &json!({"a": "3"})),
-    );
+    try_one(run, &first, "2");
+    try_one(run, &with_force(ONE_CONFIG_MAP, "second"), "3");
+    try_one(run, &second, "3");
     run.get(ONE_CONFIG_MAP);
 }
 
@@ -178,98 +172,70 @@ fn apply_rejected(run: &mut CaseRun<'_>) {
     object = config_map("one", &json!({}));
     object["metadata"]["resourceVersion"] = json!("1");
     run.apply(&path, &object);
-    object["metadata"] = json!({"name": "one", "uid": "00000000-0000-4000-8000-000000000000"});
+    object["metadata"] = json!({"name": "one", "uid": OTHER_UID});
     run.apply(&path, &object);
-    run.send(
-        Call::new("PATCH", path.clone())
-            .content_type(APPLY)
-            .text("a: [1"),
-    );
     let yaml = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: one}\ndata: {a: text}\n";
-    run.send(
-        Call::new("PATCH", path.clone())
-            .content_type(APPLY)
-            .text(yaml),
-    );
+    for body in ["a: [1", yaml] {
+        let call = Call::new("PATCH", path.clone()).content_type(APPLY);
+        run.send(call.text(body));
+    }
     object["metadata"] = json!({"name": "one", "resourceVersion": "1"});
     run.apply(&path, &object);
+}
+
+/// Applies the Widget `one` with this specification.
+fn apply_widget(run: &mut CaseRun<'_>, path: &str, manager: &str, spec: &Value) {
+    let object = widget(run, "one", spec);
+    apply(run, path, manager, &object);
 }
 
 fn apply_custom_lists(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     let path = object_path(&widgets(run), "one");
-    let first = widget(
-        run,
-        "one",
-        &json!({
-            "color": "red",
-            "tags": ["a", "b"],
-            "parts": [{"key": "a", "value": "1"}, {"key": "b", "value": "1"}],
-            "labels": {"a": "1"},
-            "free": {"a": [1, 2]}
-        }),
-    );
-    run.apply(&with_manager(&path, "first"), &first);
-    let second = widget(
-        run,
-        "one",
-        &json!({
-            "color": "red",
-            "tags": ["b", "c"],
-            "parts": [{"key": "c", "value": "2"}, {"key": "b", "other": "2"}],
-            "labels": {"b": "2"}
-        }),
-    );
-    run.apply(&with_manager(&path, "second"), &second);
-    let conflicting = widget(
-        run,
-        "one",
-        &json!({
-            "color": "green",
-            "size": 4,
-            "parts": [{"key": "a", "value": "3"}],
-            "free": {"a": [3]}
-        }),
-    );
-    run.apply(&with_manager(&path, "third"), &conflicting);
-    let fewer_fields = widget(
-        run,
-        "one",
-        &json!({"color": "red", "tags": ["b"], "parts": [{"key": "b", "value": "1"}]}),
-    );
-    run.apply(&with_manager(&path, "first"), &fewer_fields);
-    let invalid = widget(run, "one", &json!({"color": "red", "size": 11}));
-    run.apply(&with_manager(&path, "first"), &invalid);
+    let spec = json!({
+        "color": "red",
+        "tags": ["a", "b"],
+        "parts": [{"key": "a", "value": "1"}, {"key": "b", "value": "1"}],
+        "labels": {"a": "1"},
+        "free": {"a": [1, 2]}
+    });
+    apply_widget(run, &path, "first", &spec);
+    let spec = json!({
+        "color": "red",
+        "tags": ["b", "c"],
+        "parts": [{"key": "c", "value": "2"}, {"key": "b", "other": "2"}],
+        "labels": {"b": "2"}
+    });
+    apply_widget(run, &path, "second", &spec);
+    let conflicting = json!({
+        "color": "green",
+        "size": 4,
+        "parts": [{"key": "a", "value": "3"}],
+        "free": {"a": [3]}
+    });
+    apply_widget(run, &path, "third", &conflicting);
+    let fewer_fields =
+        json!({"color": "red", "tags": ["b"], "parts": [{"key": "b", "value": "1"}]});
+    apply_widget(run, &path, "first", &fewer_fields);
+    let invalid = json!({"color": "red", "size": 11});
+    apply_widget(run, &path, "first", &invalid);
 }
 
 fn apply_custom_status(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     let path = object_path(&widgets(run), "one");
+    let status_path = object_path(&path, "status");
     let mut object = widget(run, "one", &json!({"color": "red"}));
     object["status"] = json!({"state": "ignored"});
-    run.apply(
-        &with_manager(&object_path(&path, "status"), "reporter"),
-        &object,
-    );
-    run.apply(&with_manager(&path, "first"), &object);
+    apply(run, &status_path, "reporter", &object);
+    apply(run, &path, "first", &object);
     let mut status = widget(run, "one", &json!({"color": "green"}));
     status["status"] = json!({"state": "new", "observed": 1});
-    run.apply(
-        &with_manager(&object_path(&path, "status"), "reporter"),
-        &status,
-    );
-    run.merge(
-        &with_manager(&object_path(&path, "status"), "patcher"),
-        &json!({"status": {"observed": 2}}),
-    );
-    run.apply(
-        &with_manager(&object_path(&path, "status"), "reporter"),
-        &status,
-    );
-    run.merge(
-        &with_manager(&path, "patcher"),
-        &json!({"spec": {"size": 4}}),
-    );
+    apply(run, &status_path, "reporter", &status);
+    let patch = json!({"status": {"observed": 2}});
+    merge(run, &status_path, "patcher", &patch);
+    apply(run, &status_path, "reporter", &status);
+    merge(run, &path, "patcher", &json!({"spec": {"size": 4}}));
 }
 
 fn apply_with_finalizers_and_owner(run: &mut CaseRun<'_>) {
@@ -283,31 +249,23 @@ fn apply_with_finalizers_and_owner(run: &mut CaseRun<'_>) {
     object["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]
     }]);
-    run.apply(&with_manager(ONE_CONFIG_MAP, "first"), &object);
-    run.merge(
-        &with_manager(ONE_CONFIG_MAP, "other"),
-        &json!({"metadata": {"finalizers": ["example.com/a", "example.com/b"]}}),
-    );
+    apply(run, ONE_CONFIG_MAP, "first", &object);
+    let patch = json!({"metadata": {"finalizers": ["example.com/a", "example.com/b"]}});
+    merge(run, ONE_CONFIG_MAP, "other", &patch);
     apply_one(run, "first", &json!({"a": "1"}));
     run.unrecorded(|run| run.merge(ONE_CONFIG_MAP, &json!({"metadata": {"finalizers": null}})));
 }
 
 fn apply_secret(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
-    let path = "/api/v1/namespaces/:ns/secrets/one";
-    run.apply(
-        &with_manager(path, "first"),
-        &json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"},
-            "data": {"a": "YQ=="}, "type": "Opaque"
-        }),
-    );
-    run.apply(
-        &with_manager(path, "second"),
-        &json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"}, "data": {"a": "Yg=="}
-        }),
-    );
+    let mut secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"}, "data": {"a": "Yg=="}
+    });
+    let conflicting = secret.clone();
+    secret["data"]["a"] = json!("YQ==");
+    secret["type"] = json!("Opaque");
+    apply(run, ONE_SECRET, "first", &secret);
+    apply(run, ONE_SECRET, "second", &conflicting);
 }
 
 fn apply_namespace(run: &mut CaseRun<'_>) {
@@ -315,40 +273,28 @@ fn apply_namespace(run: &mut CaseRun<'_>) {
     let name = format!("{}-other", run.namespace());
     let path = format!("/api/v1/namespaces/{name}");
     run.delete_at_end(&path);
-    let metadata = json!({"name": name, "labels": {"a": "b"}});
-    run.apply(
-        &with_manager(&path, "first"),
-        &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}),
-    );
-    let metadata = json!({"name": name});
-    run.apply(
-        &with_manager(&path, "first"),
-        &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}),
-    );
+    for metadata in [
+        json!({"name": name, "labels": {"a": "b"}}),
+        json!({"name": name}),
+    ] {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+        apply(run, &path, "first", &namespace);
+    }
 }
 
 fn managers_of_other_writes(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     let objects = widgets(run);
     let path = object_path(&objects, "one");
-    let object = widget(
-        run,
-        "one",
-        &json!({"color": "red", "tags": ["a"], "parts": [{"key": "a"}]}),
-    );
+    let spec = json!({"color": "red", "tags": ["a"], "parts": [{"key": "a"}]});
+    let object = widget(run, "one", &spec);
     let created = run.post(&objects, &object);
-    run.merge(
-        &path,
-        &json!({"spec": {"size": 5}, "metadata": {"annotations": {"a": "b"}}}),
-    );
-    run.merge(
-        &with_manager(&path, "other"),
-        &json!({"spec": {"tags": ["b"], "color": "green"}}),
-    );
-    run.merge(
-        &object_path(&path, "status"),
-        &json!({"status": {"state": "new"}}),
-    );
+    let patch = json!({"spec": {"size": 5}, "metadata": {"annotations": {"a": "b"}}});
+    run.merge(&path, &patch);
+    let patch = json!({"spec": {"tags": ["b"], "color": "green"}});
+    merge(run, &path, "other", &patch);
+    let status = object_path(&path, "status");
+    run.merge(&status, &json!({"status": {"state": "new"}}));
     let current = run.send(Call::new("GET", path.clone()).accept(METADATA));
     let mut replaced = created;
     replaced["metadata"]["resourceVersion"] = Value::String(resource_version(&current));
@@ -358,9 +304,7 @@ fn managers_of_other_writes(run: &mut CaseRun<'_>) {
 fn managers_cleared(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     apply_one(run, "first", &json!({"a": "1"}));
-    run.merge(
-        ONE_CONFIG_MAP,
-        &json!({"metadata": {"managedFields": [{}]}}),
-    );
+    let reset = json!({"metadata": {"managedFields": [{}]}});
+    run.merge(ONE_CONFIG_MAP, &reset);
     apply_one(run, "second", &json!({"a": "2"}));
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::custom::{widget, widgets};
 use super::objects::{CONFIG_MAPS, ONE_SECRET, SECRETS, config_map, object_path, resource_version};
-use super::run::{Call, CaseRun, METADATA};
+use super::run::{Call, CaseRun, CaseWatch, METADATA};
 
 super::table!(
     watch_from_version,
@@ -38,6 +38,12 @@ fn set_label(run: &mut CaseRun<'_>, name: &str, label: &str) -> Value {
     )
 }
 
+/// Watches from the version of this object or list.
+fn watch_secrets_from(run: &mut CaseRun<'_>, start: &Value) -> CaseWatch {
+    let version = resource_version(start);
+    run.watch(format!("{SECRETS}?watch=true&resourceVersion={version}"))
+}
+
 fn list_version(run: &mut CaseRun<'_>, path: &str) -> String {
     resource_version(&run.get(path))
 }
@@ -46,15 +52,9 @@ fn watch_from_version(run: &mut CaseRun<'_>) {
     let first = run.post(SECRETS, &secret("one", "a"));
     let second = set_label(run, "one", "b");
     run.delete(ONE_SECRET, &json!({}));
-    let watch = run.watch(format!(
-        "{SECRETS}?watch=true&resourceVersion={}",
-        resource_version(&first)
-    ));
+    let watch = watch_secrets_from(run, &first);
     run.events(watch, 2);
-    let later = run.watch(format!(
-        "{SECRETS}?watch=true&resourceVersion={}",
-        resource_version(&second)
-    ));
+    let later = watch_secrets_from(run, &second);
     run.event(later);
     run.post(SECRETS, &secret("two", "a"));
     run.event(watch);
@@ -201,14 +201,13 @@ fn watch_initial_events(run: &mut CaseRun<'_>) {
 }
 
 fn watch_initial_events_need_bookmarks(run: &mut CaseRun<'_>) {
-    run.watch(format!("{SECRETS}?watch=true&sendInitialEvents=true"));
-    run.watch(format!(
-        "{SECRETS}?watch=true&resourceVersionMatch=NotOlderThan"
-    ));
-    let path = format!(
-        "{SECRETS}?watch=true&sendInitialEvents=true&resourceVersionMatch=Exact&resourceVersion=5"
-    );
-    run.watch(path);
+    for query in [
+        "sendInitialEvents=true",
+        "resourceVersionMatch=NotOlderThan",
+        "sendInitialEvents=true&resourceVersionMatch=Exact&resourceVersion=5",
+    ] {
+        run.watch(format!("{SECRETS}?watch=true&{query}"));
+    }
     run.get(&format!("{SECRETS}?sendInitialEvents=true"));
 }
 
@@ -234,8 +233,8 @@ fn watch_of_custom_objects(run: &mut CaseRun<'_>) {
 }
 
 fn watch_finalizers(run: &mut CaseRun<'_>) {
-    let start = list_version(run, SECRETS);
-    let watch = run.watch(format!("{SECRETS}?watch=true&resourceVersion={start}"));
+    let start = run.get(SECRETS);
+    let watch = watch_secrets_from(run, &start);
     run.post(
         SECRETS,
         &json!({"metadata": {"name": "one", "finalizers": ["example.com/a"]}}),
@@ -249,10 +248,7 @@ fn watch_finalizers(run: &mut CaseRun<'_>) {
 
 fn watch_without_changes(run: &mut CaseRun<'_>) {
     let created = run.post(SECRETS, &secret("one", "a"));
-    let watch = run.watch(format!(
-        "{SECRETS}?watch=true&resourceVersion={}",
-        resource_version(&created)
-    ));
+    let watch = watch_secrets_from(run, &created);
     run.put(ONE_SECRET, &created);
     set_label(run, "one", "a");
     run.merge(
