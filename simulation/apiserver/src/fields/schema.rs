@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::set::{FieldSet, PathElement, Scalar};
+use crate::meta;
 
 #[derive(Clone, Debug)]
 pub(super) enum Type {
@@ -412,25 +413,21 @@ fn add_object_fields(structure: &mut Structure) {
         .insert("metadata".to_owned(), parse_type("ObjectMeta"));
 }
 
-fn is_true(open_api: &Value, extension: &str) -> bool {
-    open_api.get(extension) == Some(&Value::Bool(true))
-}
-
 const PRESERVE_UNKNOWN_FIELDS: &str = "x-kubernetes-preserve-unknown-fields";
 
 fn custom_type(open_api: &Value, preserve: bool) -> Type {
     let scalar = || Type::Scalar {
         default: open_api.get("default").cloned(),
     };
-    if is_true(open_api, "x-kubernetes-int-or-string") {
+    if open_api["x-kubernetes-int-or-string"] == true {
         return scalar();
     }
-    let preserve = preserve || is_true(open_api, PRESERVE_UNKNOWN_FIELDS);
-    match open_api.get("type").and_then(Value::as_str) {
+    let preserve = preserve || open_api[PRESERVE_UNKNOWN_FIELDS] == true;
+    match open_api["type"].as_str() {
         Some("array") => custom_list(open_api, preserve),
         Some("object") => {
             let mut structure = custom_structure(open_api, preserve);
-            if is_true(open_api, "x-kubernetes-embedded-resource") {
+            if open_api["x-kubernetes-embedded-resource"] == true {
                 add_object_fields(&mut structure);
             }
             Type::Structure(structure)
@@ -441,19 +438,12 @@ fn custom_type(open_api: &Value, preserve: bool) -> Type {
 }
 
 fn custom_list(open_api: &Value, preserve: bool) -> Type {
-    let keys = || {
-        let keys = open_api
-            .get("x-kubernetes-list-map-keys")
-            .and_then(Value::as_array);
-        let keys = keys.into_iter().flatten();
-        keys.filter_map(Value::as_str).map(str::to_owned).collect()
-    };
-    let list_type = match open_api
-        .get("x-kubernetes-list-type")
-        .and_then(Value::as_str)
-    {
+    let list_type = match open_api["x-kubernetes-list-type"].as_str() {
         Some("set") => ListType::Set,
-        Some("map") => ListType::Map(keys()),
+        Some("map") => {
+            let keys = meta::strings(&open_api["x-kubernetes-list-map-keys"]);
+            ListType::Map(keys.map(str::to_owned).collect())
+        }
         _ => ListType::Atomic,
     };
     let items = open_api
@@ -467,9 +457,8 @@ fn custom_list(open_api: &Value, preserve: bool) -> Type {
 }
 
 fn custom_structure(open_api: &Value, preserve: bool) -> Structure {
-    let properties = open_api.get("properties").and_then(Value::as_object);
-    let properties = properties.into_iter().flatten();
-    let preserve = preserve || is_true(open_api, PRESERVE_UNKNOWN_FIELDS);
+    let properties = open_api["properties"].as_object().into_iter().flatten();
+    let preserve = preserve || open_api[PRESERVE_UNKNOWN_FIELDS] == true;
     let fields: BTreeMap<_, _> = properties
         .map(|(name, value)| (name.clone(), custom_type(value, preserve)))
         .collect();
@@ -479,13 +468,9 @@ fn custom_structure(open_api: &Value, preserve: bool) -> Structure {
         Some(_) => None,
         None => (preserve || fields.is_empty()).then_some(Type::Untyped),
     };
-    let atomic = open_api
-        .get("x-kubernetes-map-type")
-        .and_then(Value::as_str)
-        == Some("atomic");
     Structure {
         fields,
         additional: additional.map(Box::new),
-        atomic,
+        atomic: open_api["x-kubernetes-map-type"] == "atomic",
     }
 }

@@ -9,6 +9,7 @@ use json_patch::merge;
 use proptest::prelude::*;
 use serde::Deserialize;
 
+use super::managers::without_managed_fields;
 use super::*;
 
 #[derive(Deserialize)]
@@ -321,15 +322,6 @@ fn any_thing() -> impl Strategy<Value = Value> {
             new_thing(&json!({"metadata": {"labels": labels}, "spec": spec}))
         },
     )
-}
-
-fn without_managed_fields(object: &Value) -> Value {
-    let mut object = object.clone();
-    object["metadata"]
-        .as_object_mut()
-        .unwrap()
-        .remove("managedFields");
-    object
 }
 
 fn fields_owned_by(object: &Value, manager: &str) -> FieldSet {
