@@ -50,14 +50,7 @@ fn set_condition(object: &mut Value, condition: [&str; 4], now: Timestamp) {
 
 /// Adds the finalizer and the condition of a deletion.
 pub(crate) fn mark_deleted(object: &mut Value, now: Timestamp) {
-    let mut finalizers: Vec<Value> = meta::finalizers(object).map(Value::from).collect();
-    if !finalizers
-        .iter()
-        .any(|finalizer| finalizer == CLEANUP_FINALIZER)
-    {
-        finalizers.push(CLEANUP_FINALIZER.into());
-    }
-    meta::set(object, "finalizers", finalizers);
+    meta::add_finalizer(object, CLEANUP_FINALIZER);
     let condition = [
         "Terminating",
         "True",

@@ -65,6 +65,15 @@ pub(crate) fn remove(object: &mut Value, field: &str) {
     map(object).remove(field);
 }
 
+/// Adds a finalizer, unless the object has it.
+pub(crate) fn add_finalizer(object: &mut Value, finalizer: &str) {
+    let mut list: Vec<Value> = finalizers(object).map(Value::from).collect();
+    if !list.iter().any(|known| known == finalizer) {
+        list.push(finalizer.into());
+        set(object, "finalizers", list);
+    }
+}
+
 /// Removes a finalizer, and the list if it becomes empty.
 pub(crate) fn remove_finalizer(object: &mut Value, finalizer: &str) {
     if let Some(list) = object["metadata"]["finalizers"].as_array_mut() {

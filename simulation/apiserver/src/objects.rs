@@ -70,11 +70,8 @@ impl ApiServer {
         builtin::set_initial_status(&kind, &mut next);
         self.validate(&write, &next, None)?;
         let key = write.key();
-        if self.store.get(&key).is_some() {
-            let is_terminating = self
-                .store
-                .get(&key)
-                .is_some_and(|object| meta::is_terminating(object));
+        if let Some(existing) = self.store.get(&key) {
+            let is_terminating = meta::is_terminating(existing);
             return Err(Failure::already_exists(&kind, &write.name, is_terminating));
         }
         if write.dry_run {
@@ -366,18 +363,12 @@ fn restore_read_only_fields(write: &Write, previous: &Value, next: &mut Value) {
             next["spec"]["finalizers"] = finalizers;
         }
         subresource => {
-            let value = next.get(subresource).cloned();
-            let annotations = next["metadata"]["annotations"].take();
-            *next = previous.clone();
+            let written = std::mem::replace(next, previous.clone());
+            meta::copy_top_level(&written, next, subresource);
             // The controller records the revision of a Deployment together with its status.
-            if write.kind.is("apps", "deployments") && !annotations.is_null() {
-                meta::set(next, "annotations", annotations);
-            }
-            if let Some(map) = next.as_object_mut() {
-                match value {
-                    Some(value) => map.insert(subresource.to_owned(), value),
-                    None => map.remove(subresource),
-                };
+            let has_annotations = !written["metadata"]["annotations"].is_null();
+            if write.kind.is("apps", "deployments") && has_annotations {
+                meta::copy(&written, next, "annotations");
             }
         }
     }
@@ -396,45 +387,33 @@ fn uid_conflict(write: &Write, requested: &str, current: &str) -> Box<Failure> {
     Failure::conflict(&write.kind, &write.name, &cause)
 }
 
-fn check_preconditions(write: &Write, previous: &Value, requested: &Value) -> Outcome<()> {
-    let (uid, version) = (
-        meta::text(previous, "uid"),
-        meta::text(previous, "resourceVersion"),
-    );
-    let is_checked_by_storage = write.kind.is("", "namespaces") || is_crd(&write.kind);
-    let failed = match is_crd(&write.kind) {
-        true => "precondition failed",
-        false => "Precondition failed",
-    };
-    let storage_conflict = |field: &str, requested: &str, current: &str| {
-        let cause = format!(
-            "{failed}: {field} in precondition: {requested}, {field} in object meta: {current}"
-        );
-        Err(Failure::conflict(&write.kind, &write.name, &cause))
-    };
-    if let Some(requested) = requested["uid"]
-        .as_str()
-        .filter(|requested| *requested != uid)
-    {
-        if is_checked_by_storage {
-            return storage_conflict("UID", requested, uid);
+fn check_preconditions(write: &Write, previous: &Value, preconditions: &Value) -> Outcome<()> {
+    let kind = &write.kind;
+    for (field, label, change) in [
+        ("uid", "UID", "deleted and then recreated"),
+        ("resourceVersion", "ResourceVersion", "modified"),
+    ] {
+        let current = meta::text(previous, field);
+        let requested = match preconditions[field].as_str() {
+            Some(requested) if requested != current => requested,
+            _ => continue,
+        };
+        // The storage checks some kinds, with another message.
+        if kind.is("", "namespaces") || is_crd(kind) {
+            let failed = match is_crd(kind) {
+                true => "precondition failed",
+                false => "Precondition failed",
+            };
+            let cause = format!(
+                "{failed}: {label} in precondition: {requested}, {label} in object meta: {current}"
+            );
+            return Err(Failure::conflict(kind, &write.name, &cause));
         }
         let cause = format!(
-            "the UID in the precondition ({requested}) does not match the UID in record ({uid}). The object might have \
-             been deleted and then recreated"
+            "the {label} in the precondition ({requested}) does not match the {label} in record ({current}). \
+             The object might have been {change}"
         );
-        return Err(Failure::precondition(&write.kind, &write.name, &cause));
-    }
-    let differs = |requested: &&str| *requested != version;
-    if let Some(requested) = requested["resourceVersion"].as_str().filter(differs) {
-        if is_checked_by_storage {
-            return storage_conflict("ResourceVersion", requested, version);
-        }
-        let cause = format!(
-            "the ResourceVersion in the precondition ({requested}) does not match the ResourceVersion in record \
-             ({version}). The object might have been modified"
-        );
-        return Err(Failure::precondition(&write.kind, &write.name, &cause));
+        return Err(Failure::precondition(kind, &write.name, &cause));
     }
     Ok(())
 }
@@ -446,12 +425,7 @@ fn add_policy_finalizer(options: &Value, next: &mut Value) {
         Some("Orphan") => "orphan",
         _ => return,
     };
-    if meta::finalizers(next).any(|known| known == finalizer) {
-        return;
-    }
-    let mut finalizers: Vec<Value> = meta::finalizers(next).map(Value::from).collect();
-    finalizers.push(finalizer.into());
-    meta::set(next, "finalizers", finalizers);
+    meta::add_finalizer(next, finalizer);
 }
 
 /// Whether the change increments `metadata.generation`.
