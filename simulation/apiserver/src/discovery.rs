@@ -187,25 +187,15 @@ impl ApiServer {
 
     fn open_api(&self, group: &str, version: &str) -> Outcome<Answer> {
         let kinds = self.kinds_in(group, version);
-        match kinds.is_empty() {
-            true => {
-                let mut response = Response::new(Bytes::new());
-                *response.status_mut() = StatusCode::NOT_FOUND;
-                Ok(Answer::Complete(response))
-            }
-            false => json_response(&self.open_api_document(&kinds)),
+        if kinds.is_empty() {
+            let mut response = Response::new(Bytes::new());
+            *response.status_mut() = StatusCode::NOT_FOUND;
+            return Ok(Answer::Complete(response));
         }
-    }
-
-    fn open_api_document(&self, kinds: &[&Arc<Kind>]) -> Value {
         let mut schemas = serde_json::Map::new();
         for kind in kinds {
-            let mut parts: Vec<&str> = kind
-                .group
-                .split('.')
-                .filter(|part| !part.is_empty())
-                .collect();
-            parts.reverse();
+            let mut parts: Vec<&str> = kind.group.rsplit('.').collect();
+            parts.retain(|part| !part.is_empty());
             parts.extend([kind.version.as_str(), kind.kind.as_str()]);
             let mut schema = match &kind.schema {
                 Some(schema) => schema.root().clone(),
@@ -215,12 +205,12 @@ impl ApiServer {
                 json!([{"group": kind.group, "version": kind.version, "kind": kind.kind}]);
             schemas.insert(parts.join("."), schema);
         }
-        json!({
+        json_response(&json!({
             "openapi": "3.0.0",
             "info": {"title": "Kubernetes", "version": self.options.version},
             "paths": {},
             "components": {"schemas": schemas},
-        })
+        }))
     }
 }
 
