@@ -210,57 +210,50 @@ impl FieldSet {
         union
     }
 
-    /// Returns the members that are not members of the other set.
-    #[must_use]
-    pub(super) fn difference(&self, other: &Self) -> Self {
-        let members = self.members.difference(&other.members).cloned().collect();
-        let mut difference = Self {
+    /// Returns a set of these members. `remains` selects the fields below each element.
+    fn with_remaining(
+        &self,
+        members: BTreeSet<PathElement>,
+        remains: impl Fn(&PathElement, &Self) -> Self,
+    ) -> Self {
+        let mut result = Self {
             members,
             ..Self::default()
         };
         for (element, set) in &self.children {
-            let remaining = match other.children.get(element) {
-                Some(other) => set.difference(other),
-                None => set.clone(),
-            };
-            difference.insert_children(element.clone(), remaining);
+            result.insert_children(element.clone(), remains(element, set));
         }
-        difference
+        result
+    }
+
+    /// Returns the members that are not members of the other set.
+    #[must_use]
+    pub(super) fn difference(&self, other: &Self) -> Self {
+        let members = self.members.difference(&other.members).cloned().collect();
+        self.with_remaining(members, |element, set| match other.children.get(element) {
+            Some(other) => set.difference(other),
+            None => set.clone(),
+        })
     }
 
     #[must_use]
     pub(super) fn intersection(&self, other: &Self) -> Self {
         let members = self.members.intersection(&other.members).cloned().collect();
-        let mut intersection = Self {
-            members,
-            ..Self::default()
-        };
-        for (element, set) in &self.children {
-            if let Some(other) = other.children.get(element) {
-                intersection.insert_children(element.clone(), set.intersection(other));
-            }
-        }
-        intersection
+        self.with_remaining(members, |element, set| match other.children.get(element) {
+            Some(other) => set.intersection(other),
+            None => Self::default(),
+        })
     }
 
     /// Returns the members that are neither members of the other set nor below one.
     #[must_use]
     pub(super) fn without(&self, other: &Self) -> Self {
         let members = self.members.difference(&other.members).cloned().collect();
-        let mut remaining = Self {
-            members,
-            ..Self::default()
-        };
-        for (element, set) in &self.children {
-            if !other.members.contains(element) {
-                let children = match other.children.get(element) {
-                    Some(other) => set.without(other),
-                    None => set.clone(),
-                };
-                remaining.insert_children(element.clone(), children);
-            }
-        }
-        remaining
+        self.with_remaining(members, |element, set| match other.children.get(element) {
+            _ if other.members.contains(element) => Self::default(),
+            Some(other) => set.without(other),
+            None => set.clone(),
+        })
     }
 
     /// Returns all members. At each level, members precede the fields below them.
