@@ -34,21 +34,47 @@ use crate::observe::{Event, Observation};
 use crate::plan::Plan;
 use crate::time::Millis;
 
+use releases::started_run;
 pub use view::{Phase, View};
+use view::{Run, Update, is_product, object_update};
 
 /// Result of a check. The error is the reason for the violation, in one sentence.
 pub type CheckResult = Result<(), String>;
 
-/// An invariant.
-pub trait Oracle: fmt::Debug {
+/// An invariant. Its view already contains what it checks.
+trait Oracle: fmt::Debug {
     fn name(&self) -> &'static str;
 
-    /// Checks an observation. The view already contains it.
     fn check_observation(&mut self, _view: &View, _observation: &Observation) -> CheckResult {
         Ok(())
     }
 
-    /// Checks a write of a host's request. It follows `check_observation` of the same change.
+    /// Checks any change of a store.
+    fn check_change(&mut self, _view: &View, _cluster: &str, _change: &Change) -> CheckResult {
+        Ok(())
+    }
+
+    /// Checks a change by Krypton or its Helm.
+    fn check_product_change(
+        &mut self,
+        _view: &View,
+        _cluster: &str,
+        _change: &Change,
+    ) -> CheckResult {
+        Ok(())
+    }
+
+    /// Checks the change of an existing object.
+    fn check_update(&mut self, _view: &View, _update: Update<'_>) -> CheckResult {
+        Ok(())
+    }
+
+    /// Checks the start of a Helm run that may write.
+    fn check_helm_start(&mut self, _view: &View, _run: &Run) -> CheckResult {
+        Ok(())
+    }
+
+    /// Checks a write of a host's request. It follows the other checks of the same change.
     fn check_write(&mut self, _view: &View, _write: &AttributedWrite<'_>) -> CheckResult {
         Ok(())
     }
@@ -114,11 +140,6 @@ impl Oracles {
         }
     }
 
-    /// Names of all invariants.
-    pub fn names(&self) -> Vec<&'static str> {
-        self.oracles.iter().map(|oracle| oracle.name()).collect()
-    }
-
     pub fn view(&self) -> &View {
         &self.view
     }
@@ -136,8 +157,7 @@ impl Oracles {
         self.view.observe(observation);
         let at = observation.at;
         for oracle in &mut self.oracles {
-            oracle
-                .check_observation(&self.view, observation)
+            check(oracle.as_mut(), &self.view, observation)
                 .map_err(|text| violation(oracle.as_ref(), at, text))?;
         }
         let (Event::Responded { host, cluster, .. } | Event::RequestLost { host, cluster, .. }) =
@@ -173,6 +193,24 @@ impl Oracles {
                 .map_err(|text| violation(oracle.as_ref(), at, text))?;
         }
         Ok(())
+    }
+}
+
+/// Lets an oracle check an observation in each way that applies.
+fn check(oracle: &mut dyn Oracle, view: &View, observation: &Observation) -> CheckResult {
+    oracle.check_observation(view, observation)?;
+    if let Event::Change { cluster, change } = &observation.event {
+        oracle.check_change(view, cluster, change)?;
+        if is_product(&change.by) {
+            oracle.check_product_change(view, cluster, change)?;
+        }
+    }
+    if let Some(update) = object_update(observation) {
+        oracle.check_update(view, update)?;
+    }
+    match started_run(view, observation) {
+        Some(run) => oracle.check_helm_start(view, run),
+        None => Ok(()),
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::handover::{UnexpectedAction, changes_content};
 use super::view::{is_krypton, object_update};
-use super::{CheckResult, Oracle, Phase, View, ensure, stateless};
+use super::{CheckResult, Oracle, Phase, Update, View, ensure, stateless};
 use crate::object::{annotation, condition, number, text};
 use crate::observe::{END_PREFIX, Event, Observation};
 use crate::plan::{Action, HOME};
@@ -32,10 +32,7 @@ pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
 stateless! {
     /// A Tenant of home that is on one member does not get the state of a different member.
     NamedMemberCountsAlone, "named-member-counts-alone",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some((cluster, change, before, after)) = object_update(observation) else {
-            return Ok(());
-        };
+    fn check_update(&mut self, view: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
         let named = named_member(after);
         if cluster != HOME
             || change.key.group != GROUP

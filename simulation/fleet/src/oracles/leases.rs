@@ -7,12 +7,11 @@ use base64::engine::general_purpose::STANDARD;
 use krypton_types::names::{EPOCH_CONFIG_MAP, GROUP, HUB_LEASE};
 use serde_json::Value;
 
-use super::releases::started_run;
-use super::view::{holder, is_krypton, object_update};
-use super::{AttributedWrite, CheckResult, Oracle, View, ensure, stateless};
+use super::view::{holder, is_krypton};
+use super::{AttributedWrite, Change, CheckResult, Oracle, Run, Update, View, ensure, stateless};
 use crate::faults::RESTORE_WRITER;
 use crate::object::{number, text};
-use crate::observe::{Event, Observation};
+use crate::observe::Observation;
 use crate::plan::{HOME, SYSTEM_NAMESPACE};
 use crate::time::Millis;
 
@@ -55,10 +54,7 @@ impl Oracle for LeaseTakeoverWaits {
         "lease-takeover-waits"
     }
 
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { cluster, change } = &observation.event else {
-            return Ok(());
-        };
+    fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let name = change.key.name.as_str();
         let limit = match name {
             MEMBER_LEASE => MEMBER_TAKEOVER,
@@ -68,12 +64,12 @@ impl Oracle for LeaseTakeoverWaits {
         if change.key.resource != "leases" {
             return Ok(());
         }
-        let key = (cluster.clone(), name.to_owned());
+        let key = (cluster.to_owned(), name.to_owned());
         let Some(after) = change.after.as_deref() else {
             self.last_writes.remove(&key);
             return Ok(());
         };
-        let current = (holder(after).to_owned(), observation.at);
+        let current = (holder(after).to_owned(), view.now);
         let Some((before, at)) = self.last_writes.insert(key, current) else {
             return Ok(());
         };
@@ -84,9 +80,9 @@ impl Oracle for LeaseTakeoverWaits {
             || change.by == RESTORE_WRITER
             || view.restored_within(cluster, RECOVERY)
             || is_same_pod(&before, after)
-            || observation.at - at >= limit;
+            || view.now - at >= limit;
         ensure(is_allowed, || {
-            let age = observation.at - at;
+            let age = view.now - at;
             format!("{after} takes {name} on {cluster} from {before} after {age} ms")
         })
     }
@@ -101,10 +97,7 @@ fn is_same_pod(one: &str, other: &str) -> bool {
 stateless! {
     /// A process starts Helm on a member only within 30 s after it has renewed the member's Lease.
     HelmStartsUnderLease, "helm-starts-under-lease",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some(run) = started_run(view, observation) else {
-            return Ok(());
-        };
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
         let Some(cluster) = run.cluster.as_deref() else {
             return Ok(());
         };
@@ -115,8 +108,8 @@ stateless! {
             return Err(format!("{} starts Helm on {cluster} without a Lease", run.host));
         };
         let is_holder = renewal.host.as_deref() == Some(&run.host) && !renewal.holder.is_empty();
-        ensure(is_holder && observation.at - renewal.at <= MAX_START_AGE, || {
-            let (holder, age) = (&renewal.holder, observation.at - renewal.at);
+        ensure(is_holder && view.now - renewal.at <= MAX_START_AGE, || {
+            let (holder, age) = (&renewal.holder, view.now - renewal.at);
             format!("{} starts Helm on {cluster}; {holder} renewed {age} ms ago", run.host)
         })
     }
@@ -154,10 +147,7 @@ stateless! {
 stateless! {
     /// `status.hubEpoch` of an object never decreases.
     HubEpochNeverDecreases, "hub-epoch-never-decreases",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Some((_, change, before, after)) = object_update(observation) else {
-            return Ok(());
-        };
+    fn check_update(&mut self, _: &View, (_, change, before, after): Update<'_>) -> CheckResult {
         if change.by == RESTORE_WRITER || change.key.group != GROUP || !have_same_uid(before, after) {
             return Ok(());
         }
@@ -176,10 +166,7 @@ fn have_same_uid(one: &Value, other: &Value) -> bool {
 stateless! {
     /// Each hub takes a new epoch: the recorded one rises with each write.
     EpochIsTakenOnce, "epoch-is-taken-once",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Some((cluster, change, before, after)) = object_update(observation) else {
-            return Ok(());
-        };
+    fn check_update(&mut self, _: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
         let key = &change.key;
         if cluster != HOME
             || key.resource != "configmaps"
@@ -245,10 +232,7 @@ fn changes_status(write: &AttributedWrite<'_>) -> bool {
 stateless! {
     /// The recorded desired state of a member never goes back.
     RecordedStateNeverGoesBack, "recorded-state-never-goes-back",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Some((cluster, change, before, after)) = object_update(observation) else {
-            return Ok(());
-        };
+    fn check_update(&mut self, _: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
         let key = &change.key;
         let is_record = key.name == "krypton-desired-state" && key.namespace == SYSTEM_NAMESPACE;
         if !is_record || change.by == RESTORE_WRITER {
@@ -273,12 +257,9 @@ impl Oracle for OnlyLeadersAct {
         "only-leaders-act"
     }
 
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let run = started_run(view, observation).filter(|run| run.host.starts_with("hub-"));
-        ensure(
-            run.is_none_or(|run| self.past_leaders.contains(&run.host)),
-            || format!("Helm runs on a standby: {run:?}"),
-        )
+    fn check_helm_start(&mut self, _: &View, run: &Run) -> CheckResult {
+        let is_standby = run.host.starts_with("hub-") && !self.past_leaders.contains(&run.host);
+        ensure(!is_standby, || format!("Helm runs on a standby: {run:?}"))
     }
 
     fn check_write(&mut self, _: &View, write: &AttributedWrite<'_>) -> CheckResult {

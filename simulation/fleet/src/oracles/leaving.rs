@@ -6,9 +6,8 @@ use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_types::names::{GROUP, ORPHAN_ANNOTATION, UNINSTALL_FINALIZER};
 use serde_json::Value;
 
-use super::releases::started_run;
 use super::view::{finalizer_removal, is_product};
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, Run, View, ensure, stateless};
 use crate::faults::REBUILD_WRITER;
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
@@ -88,7 +87,7 @@ impl Oracle for DismissedMemberStaysAway {
         "dismissed-member-stays-away"
     }
 
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
         if let Event::Fault { text } = &observation.event
             && let Ok(Action::Member {
                 member,
@@ -97,9 +96,10 @@ impl Oracle for DismissedMemberStaysAway {
         {
             self.dismissed.remove(&member);
         }
-        let Event::Change { cluster, change } = &observation.event else {
-            return Ok(());
-        };
+        Ok(())
+    }
+
+    fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let key = &change.key;
         if cluster != HOME || view.ever_restored() {
             return Ok(());
@@ -132,28 +132,26 @@ impl Oracle for RebuiltClusterRests {
         "rebuilt-cluster-rests"
     }
 
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        if let Event::Change { cluster, change } = &observation.event {
-            if change.by == REBUILD_WRITER {
-                self.rebuilt.insert(cluster.clone());
-            }
-            let is_member_deleted = change.key.resource == "edgeclusters" && change.after.is_none();
-            if cluster == HOME && is_member_deleted {
-                self.rebuilt.remove(Settings::cluster_for(&change.key.name));
-            }
-            let is_acting = is_product(&change.by) && self.rebuilt.contains(cluster);
-            return ensure(!is_acting, || {
-                let key = &change.key;
-                format!(
-                    "{} writes {} {} on {cluster}",
-                    change.by, key.resource, key.name
-                )
-            });
+    fn check_change(&mut self, _: &View, cluster: &str, change: &Change) -> CheckResult {
+        let key = &change.key;
+        if change.by == REBUILD_WRITER {
+            self.rebuilt.insert(cluster.to_owned());
         }
-        let run = started_run(view, observation).and_then(|run| run.cluster.as_ref());
-        let is_acting = run.is_some_and(|cluster| self.rebuilt.contains(cluster));
+        if cluster == HOME && key.resource == "edgeclusters" && change.after.is_none() {
+            self.rebuilt.remove(Settings::cluster_for(&key.name));
+        }
+        let is_acting = is_product(&change.by) && self.rebuilt.contains(cluster);
         ensure(!is_acting, || {
-            format!("Helm runs on {run:?}, which was built again")
+            let (resource, name) = (&key.resource, &key.name);
+            format!("{} writes {resource} {name} on {cluster}", change.by)
+        })
+    }
+
+    fn check_helm_start(&mut self, _: &View, run: &Run) -> CheckResult {
+        let cluster = run.cluster.as_ref();
+        let is_acting = cluster.is_some_and(|cluster| self.rebuilt.contains(cluster));
+        ensure(!is_acting, || {
+            format!("Helm runs on {cluster:?}, which was built again")
         })
     }
 }

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
-use krypton_sim_apiserver::server::Change;
 use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
 use krypton_types::names::{
     CA_SECRET, GROUP, HUB_LEASE, PAUSED_ANNOTATION, SELF_CLUSTER, tenant_release,
@@ -16,11 +15,9 @@ use kube::CustomResourceExt as _;
 use serde_json::Value;
 
 use super::leases::MEMBER_LEASE;
-use super::releases::started_run;
 use super::view::{is_krypton, is_product, is_ready, reconciling_member, workspace};
-use super::{CheckResult, Oracle, Phase, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, stateless};
 use crate::object::{annotation, condition, condition_text, is_terminating, label, number, text};
-use crate::observe::{Event, Observation};
 use crate::plan::{Chart, HOME, Settings};
 use crate::time::Millis;
 
@@ -320,10 +317,7 @@ stateless! {
 stateless! {
     /// An idle fleet writes nothing except renewals of Leases and the time at which a member was last seen.
     IdleFleetWritesNothing, "idle-fleet-writes-nothing",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { cluster, change } = &observation.event else {
-            return Ok(());
-        };
+    fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let is_exempt = view.separated_member.is_some() || view.upgrades_fail();
         let is_idle = view.phase == Phase::Quiet && view.now - view.phase_start > SETTLE_TIME;
         if !is_idle || is_exempt || !is_product(&change.by) {
@@ -367,10 +361,7 @@ fn changed_fields(change: &Change) -> Vec<String> {
 stateless! {
     /// Helm does not run in an idle fleet.
     IdleFleetRunsNoHelm, "idle-fleet-runs-no-helm",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some(run) = started_run(view, observation) else {
-            return Ok(());
-        };
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
         let is_separated = view.separated_member.is_some() && run.cluster == view.separated_member;
         let is_exempt = view.upgrades_fail() || is_separated;
         ensure(view.phase != Phase::Quiet || is_exempt, || {

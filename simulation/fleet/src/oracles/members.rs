@@ -1,17 +1,17 @@
 //! Invariants of members, placed Tenants and KryptonDeployments.
 
 use krypton_types::names::{
-    GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL, ORPHAN_ANNOTATION,
-    PLACED_FINALIZER, PLACED_ON_ANNOTATION,
+    GROUP, HOME_UID_ANNOTATION, ORPHAN_ANNOTATION, PLACED_FINALIZER, PLACED_ON_ANNOTATION,
 };
 use serde_json::Value;
 
-use super::releases::started_run;
-use super::view::{ReleaseOwner, finalizer_removal, is_product, krypton_key, object_update};
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::view::{
+    ReleaseOwner, finalizer_removal, is_placed_copy, is_product, krypton_key, starts_deletion,
+};
+use super::{Change, CheckResult, Oracle, Run, Update, View, ensure, stateless};
 use crate::faults::RESTORE_WRITER;
-use crate::object::{annotation, condition, is_terminating, label, text};
-use crate::observe::{Event, Observation};
+use crate::object::{annotation, condition, is_terminating, text};
+use crate::observe::Observation;
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE, TWIN_SUFFIX};
 use crate::time::Millis;
 
@@ -60,47 +60,43 @@ stateless! {
 stateless! {
     /// A second member of a cluster neither acts nor runs Helm.
     TwinRests, "twin-rests",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let twin = match &observation.event {
-            Event::Change { change, .. } => {
-                let after = change.after.as_deref();
-                let mode = after.map(|after| text(after, "/status/mode"));
-                let is_acting = matches!(mode, Some("agent" | "proxy"));
-                let is_twin = change.key.resource == "edgeclusters" && change.key.name.ends_with(TWIN_SUFFIX);
-                (is_twin && is_acting).then(|| change.key.name.clone())
-            }
-            _ => started_run(view, observation)
-                .map(|run| run.release.clone())
-                .filter(|name| name.ends_with(TWIN_SUFFIX)),
-        };
-        ensure(twin.is_none(), || format!("{} acts", twin.unwrap_or_default()))
+    fn check_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
+        let (key, after) = (&change.key, change.after.as_deref());
+        let is_twin = key.resource == "edgeclusters" && key.name.ends_with(TWIN_SUFFIX);
+        let is_acting = after.is_some_and(|after| matches!(text(after, "/status/mode"), "agent" | "proxy"));
+        ensure(!is_twin || !is_acting, || format!("{} acts", key.name))
+    }
+
+    fn check_helm_start(&mut self, _: &View, run: &Run) -> CheckResult {
+        ensure(!run.release.ends_with(TWIN_SUFFIX), || format!("{} acts", run.release))
     }
 }
 
 stateless! {
     /// The hub never changes the cluster UID of an EdgeCluster.
     ClusterUidStays, "cluster-uid-stays",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        ensure_not_replaced(observation, "edgeclusters", "/status/clusterUID")
+    fn check_update(&mut self, _: &View, update: Update<'_>) -> CheckResult {
+        ensure_not_replaced(update, "edgeclusters", "/status/clusterUID")
     }
 }
 
 stateless! {
     /// The hub never changes the cluster on which it has placed a Tenant.
     PlacementStays, "placement-stays",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+    fn check_update(&mut self, view: &View, update: Update<'_>) -> CheckResult {
         match view.restored_within(HOME, RECOVERY) {
             true => Ok(()),
-            false => ensure_not_replaced(observation, "tenants", "/status/placement/clusterUid"),
+            false => ensure_not_replaced(update, "tenants", "/status/placement/clusterUid"),
         }
     }
 }
 
 /// Fails if a change replaces the text at the pointer.
-fn ensure_not_replaced(observation: &Observation, resource: &str, pointer: &str) -> CheckResult {
-    let Some((_, change, before, after)) = object_update(observation) else {
-        return Ok(());
-    };
+fn ensure_not_replaced(
+    (_, change, before, after): Update<'_>,
+    resource: &str,
+    pointer: &str,
+) -> CheckResult {
     if change.key.resource != resource || change.by == RESTORE_WRITER {
         return Ok(());
     }
@@ -120,18 +116,11 @@ fn ensure_not_replaced(observation: &Observation, resource: &str, pointer: &str)
 stateless! {
     /// Krypton deletes a placed Tenant only if people have deleted the Tenant on the home cluster or its member.
     PlacedTenantGoesByOrder, "placed-tenant-goes-by-order",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { cluster, change } = &observation.event else {
+    fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
+        let Some(before) = change.before.as_deref().filter(|_| starts_deletion(change)) else {
             return Ok(());
         };
-        let Some(before) = change.before.as_deref() else {
-            return Ok(());
-        };
-        let starts_deletion = !is_terminating(before) && change.after.as_deref().is_none_or(is_terminating);
-        let is_placed = change.key.resource == "tenants"
-            && label(before, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB)
-            && annotation(before, HOME_UID_ANNOTATION).is_some();
-        if !is_placed || !starts_deletion || !is_product(&change.by) || view.is_decommissioning(cluster) {
+        if change.key.resource != "tenants" || !is_placed_copy(before) || view.is_decommissioning(cluster) {
             return Ok(());
         }
         // The order can concern a previous Tenant of this name.
@@ -184,10 +173,7 @@ stateless! {
 stateless! {
     /// The status of a Tenant on the home cluster keeps each member that has a Tenant of this name.
     MemberStaysInStatus, "member-stays-in-status",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some((cluster, change, before, after)) = object_update(observation) else {
-            return Ok(());
-        };
+    fn check_update(&mut self, view: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
         if cluster != HOME
             || change.key.resource != "tenants"
             || !is_product(&change.by)
@@ -218,10 +204,7 @@ stateless! {
 stateless! {
     /// A member keeps its source. Only people bind it to another one.
     SourceStays, "source-stays",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Some((_, change, before, after)) = object_update(observation) else {
-            return Ok(());
-        };
+    fn check_update(&mut self, _: &View, (_, change, before, after): Update<'_>) -> CheckResult {
         let source = |object: &Value| object.pointer("/spec/sourceRef").cloned();
         let is_member = change.key.resource == "edgeclusters" && is_product(&change.by);
         ensure(!is_member || source(before) == source(after), || {
@@ -233,10 +216,10 @@ stateless! {
 stateless! {
     /// A KryptonDeployment that moves is deployed on the new member before the old one uninstalls it.
     MovedDeploymentInstallsFirst, "moved-deployment-installs-first",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some(run) = started_run(view, observation).filter(|run| run.verb == "uninstall") else {
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
+        if run.verb != "uninstall" {
             return Ok(());
-        };
+        }
         let (ReleaseOwner::Deployment(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
             return Ok(());
         };
@@ -264,6 +247,7 @@ stateless! {
 
 #[cfg(test)]
 mod tests {
+    use krypton_types::names::{MANAGED_BY_HUB, MANAGED_BY_LABEL};
     use serde_json::json;
 
     use super::super::story::{History, deletion_patch, deployment, edge_cluster, tenant};

@@ -3,15 +3,14 @@
 use krypton_types::names::{CA_SECRET, GROUP, MANAGED_BY_HUB, MANAGED_BY_LABEL};
 use serde_json::{Value, json};
 
-use super::view::is_product;
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::view::starts_deletion;
+use super::{Change, CheckResult, Oracle, View, ensure, stateless};
 use crate::chart::PLANTED_SECRET;
 use crate::faults::FOREIGN_PREFIX;
-use crate::object::{is_terminating, label};
+use crate::object::label;
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::plan::{Action, HOME, SYSTEM_NAMESPACE};
 use crate::time::Millis;
-use krypton_sim_apiserver::server::Change;
 
 /// Label on namespaces that Krypton has created.
 const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
@@ -31,28 +30,10 @@ pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
     ]
 }
 
-/// A change by Krypton or its Helm.
-fn product_change(observation: &Observation) -> Option<(&str, &Change)> {
-    match &observation.event {
-        Event::Change { cluster, change } if is_product(&change.by) => Some((cluster, change)),
-        _ => None,
-    }
-}
-
-/// Whether the change deletes the object, or marks it as being deleted.
-fn starts_deletion(change: &Change) -> bool {
-    let before = change.before.as_deref();
-    before.is_some_and(|before| !is_terminating(before))
-        && change.after.as_deref().is_none_or(is_terminating)
-}
-
 stateless! {
     /// Krypton keeps labels, annotations and finalizers that people have added to its objects.
     ForeignFieldsStay, "foreign-fields-stay",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Some((_, change)) = product_change(observation) else {
-            return Ok(());
-        };
+    fn check_product_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
         let (Some(before), Some(after)) = (&change.before, &change.after) else {
             return Ok(());
         };
@@ -85,10 +66,7 @@ fn foreign_keys(object: &Value) -> Vec<&str> {
 stateless! {
     /// Krypton never changes the spec of an existing object of people.
     SpecsBelongToPeople, "specs-belong-to-people",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Some((_, change)) = product_change(observation) else {
-            return Ok(());
-        };
+    fn check_product_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
         let (Some(before), Some(after)) = (&change.before, &change.after) else {
             return Ok(());
         };
@@ -106,10 +84,7 @@ stateless! {
 stateless! {
     /// Krypton deletes no Tenant or KryptonDeployment that people want.
     ObjectsOfPeopleStay, "objects-of-people-stay",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some((cluster, change)) = product_change(observation) else {
-            return Ok(());
-        };
+    fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let key = &change.key;
         // A Tenant that people have deleted is deleted again after Krypton has restored it with its CRD.
         let is_wanted = match (key.group.as_str(), key.resource.as_str()) {
@@ -127,10 +102,7 @@ stateless! {
 stateless! {
     /// Krypton neither changes nor deletes a namespace that it did not create.
     UnmarkedNamespacesStay, "unmarked-namespaces-stay",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Some((_, change)) = product_change(observation) else {
-            return Ok(());
-        };
+    fn check_product_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
         let key = &change.key;
         let Some(before) = change.before.as_deref() else {
             return Ok(());
@@ -147,10 +119,7 @@ stateless! {
 stateless! {
     /// Krypton deletes no namespace that contains an object of people.
     OccupiedNamespacesStay, "occupied-namespaces-stay",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some((cluster, change)) = product_change(observation) else {
-            return Ok(());
-        };
+    fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let key = &change.key;
         if key.resource != "namespaces" || !starts_deletion(change) {
             return Ok(());
@@ -174,10 +143,7 @@ stateless! {
 stateless! {
     /// Krypton deletes none of its CRDs.
     CrdsStay, "crds-stay",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Some((_, change)) = product_change(observation) else {
-            return Ok(());
-        };
+    fn check_product_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
         let key = &change.key;
         let is_krypton_crd = key.resource == "customresourcedefinitions" && key.name.ends_with(GROUP);
         ensure(!is_krypton_crd || !starts_deletion(change), || {
@@ -197,16 +163,18 @@ impl Oracle for CaStays {
         "ca-stays"
     }
 
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
         if let Event::Fault { text } = &observation.event {
             self.is_rotation_requested |= text.parse() == Ok(Action::RotateCa);
         }
-        let Some((HOME, change)) = product_change(observation) else {
-            return Ok(());
-        };
+        Ok(())
+    }
+
+    fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let key = &change.key;
         let may_change = self.is_rotation_requested || view.restored_within(HOME, RECOVERY);
-        if key.resource != "secrets" || key.name != CA_SECRET || may_change {
+        let is_ca = cluster == HOME && key.resource == "secrets" && key.name == CA_SECRET;
+        if !is_ca || may_change {
             return Ok(());
         }
         let Some(before) = change.before.as_deref() else {

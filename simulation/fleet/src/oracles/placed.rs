@@ -8,11 +8,10 @@ use krypton_types::names::{
 };
 use serde_json::{Value, json};
 
-use super::releases::{started_run, tenant_of_run};
-use super::view::{is_krypton, is_placed_copy, krypton_key, object_update, reconciling_member};
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::releases::tenant_of_run;
+use super::view::{is_krypton, is_placed_copy, krypton_key, reconciling_member, starts_deletion};
+use super::{Change, CheckResult, Oracle, Run, Update, View, ensure, stateless};
 use crate::object::{annotation, condition, condition_text, is_terminating, text};
-use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
 
@@ -96,10 +95,7 @@ impl Oracle for HeldCopiesStay {
         "held-copies-stay"
     }
 
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { cluster, change } = &observation.event else {
-            return Ok(());
-        };
+    fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let key = &change.key;
         if cluster == HOME && key.resource == "edgeclusters" {
             match view.allows_tenants(&key.name) {
@@ -107,7 +103,7 @@ impl Oracle for HeldCopiesStay {
                 false => drop(
                     self.disallowed_since
                         .entry(key.name.clone())
-                        .or_insert(observation.at),
+                        .or_insert(view.now),
                 ),
             }
         }
@@ -124,15 +120,13 @@ impl Oracle for HeldCopiesStay {
         let is_edited = before
             .zip(after)
             .is_some_and(|(before, after)| before.get("spec") != after.get("spec"));
-        let starts_deletion = before.is_some_and(|before| !is_terminating(before))
-            && after.is_none_or(is_terminating);
         let is_long = |time: Option<Millis>| time.is_some_and(|time| time > WATCH_LAG);
-        let writes_paused =
-            is_long(view.tenant_paused_for(HOME, &key.name)) && (is_created || starts_deletion);
+        let writes_paused = is_long(view.tenant_paused_for(HOME, &key.name))
+            && (is_created || starts_deletion(change));
         let disallowed_for = self
             .disallowed_since
             .get(cluster)
-            .map(|since| observation.at - since);
+            .map(|since| view.now - since);
         let writes_disallowed = is_long(disallowed_for) && (is_created || is_edited);
         ensure(!writes_paused && !writes_disallowed, || {
             format!("{} writes the copy of {} on {cluster}", change.by, key.name)
@@ -143,10 +137,7 @@ impl Oracle for HeldCopiesStay {
 stateless! {
     /// Krypton creates a copy only on the cluster that home has recorded.
     CopiesAreOnRecordedCluster, "copies-are-on-recorded-cluster",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { cluster, change } = &observation.event else {
-            return Ok(());
-        };
+    fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let created = change.after.as_deref().filter(|_| change.before.is_none());
         let Some(copy) = created.filter(|after| is_placed_copy(after) && is_krypton(&change.by)) else {
             return Ok(());
@@ -167,10 +158,7 @@ stateless! {
 stateless! {
     /// A copy changes to a different Tenant of home only if people request it.
     CopyKeepsItsOwner, "copy-keeps-its-owner",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some((_, change, before, after)) = object_update(observation) else {
-            return Ok(());
-        };
+    fn check_update(&mut self, view: &View, (_, change, before, after): Update<'_>) -> CheckResult {
         let owner = |object| annotation(object, HOME_UID_ANNOTATION);
         let owner_changes = is_placed_copy(before) && owner(before) != owner(after) && is_krypton(&change.by);
         let Some(home_tenant) = view.tenant(HOME, &change.key.name).filter(|_| owner_changes) else {
@@ -187,9 +175,9 @@ stateless! {
     /// Helm installs no Tenant that names another member, nor one that names its member from a namespace that this
     /// member does not allow.
     TenantRunsOnItsMember, "tenant-runs-on-its-member",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let run = started_run(view, observation).filter(|run| run.verb != "uninstall");
-        let Some((run, cluster, tenant)) = run.and_then(|run| tenant_of_run(view, run)) else {
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
+        let tenant = tenant_of_run(view, run).filter(|_| run.verb != "uninstall");
+        let Some((cluster, tenant)) = tenant else {
             return Ok(());
         };
         let member = Settings::member_for(cluster);

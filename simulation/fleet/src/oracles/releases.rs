@@ -10,7 +10,7 @@ use krypton_types::names::{
 use serde_json::Value;
 
 use super::view::{ReleaseOwner, Run, finalizer_removal, is_placed_copy, is_product, krypton_key};
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, View, ensure, stateless};
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
@@ -50,25 +50,22 @@ pub(super) fn started_run<'a>(view: &'a View, observation: &Observation) -> Opti
     }
 }
 
-/// A Helm run with its cluster and its Tenant there.
-pub(super) fn tenant_of_run<'a>(
-    view: &'a View,
-    run: &'a Run,
-) -> Option<(&'a Run, &'a str, &'a Value)> {
+/// The cluster of a Helm run, and its Tenant there.
+pub(super) fn tenant_of_run<'a>(view: &'a View, run: &'a Run) -> Option<(&'a str, &'a Value)> {
     let (cluster, ReleaseOwner::Tenant(name)) = (run.cluster.as_deref()?, &run.owner) else {
         return None;
     };
-    Some((run, cluster, view.tenant(cluster, name)?))
+    Some((cluster, view.tenant(cluster, name)?))
 }
 
 stateless! {
     /// Helm uninstalls a release only if people have deleted its owner, moved its KryptonDeployment, or retired its
     /// member.
     LiveReleaseStays, "live-release-stays",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some(run) = started_run(view, observation).filter(|run| run.verb == "uninstall") else {
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
+        if run.verb != "uninstall" {
             return Ok(());
-        };
+        }
         let member = run.cluster.as_deref().map(Settings::member_for);
         if member.is_some_and(|member| view.is_decommissioning(member)) {
             return Ok(());
@@ -158,9 +155,9 @@ impl Oracle for OneHelmPerRelease {
 stateless! {
     /// A Tenant has Krypton's finalizer before Helm installs its release.
     FinalizerPrecedesHelm, "finalizer-precedes-helm",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let run = started_run(view, observation).filter(|run| run.verb == "upgrade" || run.verb == "install");
-        let Some((run, cluster, tenant)) = run.and_then(|run| tenant_of_run(view, run)) else {
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
+        let tenant = tenant_of_run(view, run).filter(|_| run.verb == "upgrade" || run.verb == "install");
+        let Some((cluster, tenant)) = tenant else {
             return Ok(());
         };
         let key = krypton_key("tenants", TENANT_NAMESPACE, text(tenant, "/metadata/name"));
@@ -204,10 +201,7 @@ stateless! {
 stateless! {
     /// A release does not change its owner while the owner exists, unless the new owner has the annotation `adopt`.
     ReleaseKeepsItsOwner, "release-keeps-its-owner",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { cluster, change } = &observation.event else {
-            return Ok(());
-        };
+    fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let (None, Some(new_revision)) = (&change.before, &change.after) else {
             return Ok(());
         };
@@ -288,9 +282,8 @@ impl Oracle for OrphanedReleaseStays {
         "orphaned-release-stays"
     }
 
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        if let Event::Change { change, .. } = &observation.event
-            && let (Some(before), Some(after)) = (&change.before, &change.after)
+    fn check_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
+        if let (Some(before), Some(after)) = (&change.before, &change.after)
             && change.key.resource == "tenants"
             && !is_terminating(before)
             && is_terminating(after)
@@ -300,8 +293,7 @@ impl Oracle for OrphanedReleaseStays {
             self.orphan_uids.insert(uid);
         }
         // People can delete the orphan of home on a member.
-        if let Event::Change { change, .. } = &observation.event
-            && change.by == PEOPLE
+        if change.by == PEOPLE
             && let Some(after) = change
                 .after
                 .as_deref()
@@ -310,10 +302,11 @@ impl Oracle for OrphanedReleaseStays {
         {
             self.orphan_uids.remove(uid);
         }
-        let Some(run) = started_run(view, observation).filter(|run| run.verb == "uninstall") else {
-            return Ok(());
-        };
-        let Some(cluster) = run.cluster.as_deref() else {
+        Ok(())
+    }
+
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
+        let Some(cluster) = run.cluster.as_deref().filter(|_| run.verb == "uninstall") else {
             return Ok(());
         };
         let is_orphaned = match &run.owner {
@@ -333,10 +326,7 @@ impl Oracle for OrphanedReleaseStays {
 stateless! {
     /// Helm does not run for a Tenant that has been paused for some time.
     PausedTenantStays, "paused-tenant-stays",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let (Some(run), true) = (started_run(view, observation), view.calm_time() > WATCH_LAG) else {
-            return Ok(());
-        };
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
         let (ReleaseOwner::Tenant(name), Some(cluster)) = (&run.owner, run.cluster.as_deref()) else {
             return Ok(());
         };
@@ -344,7 +334,7 @@ stateless! {
         let has_copy = view.tenant(cluster, name).is_some_and(|tenant| is_placed_copy(tenant));
         let home_pause = view.tenant_paused_for(HOME, name).filter(|_| has_copy);
         let pause = view.tenant_paused_for(cluster, name).or(home_pause);
-        let is_paused_long = pause.is_some_and(|time| time > WATCH_LAG);
+        let is_paused_long = pause.is_some_and(|time| time > WATCH_LAG) && view.calm_time() > WATCH_LAG;
         ensure(!is_paused_long, || {
             format!("{} runs Helm for the paused {}", run.host, run.release)
         })
@@ -354,15 +344,13 @@ stateless! {
 stateless! {
     /// Helm does not run on a member that has been paused or banned for some time.
     PausedMemberStays, "paused-member-stays",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let (Some(run), true) = (started_run(view, observation), view.calm_time() > WATCH_LAG) else {
-            return Ok(());
-        };
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
         let Some(member) = run.cluster.as_deref().map(Settings::member_for) else {
             return Ok(());
         };
         // A banned agent continues with its last desired state, so only the pause counts.
-        let is_paused_long = view.member_paused_for(member).is_some_and(|time| time > WATCH_LAG);
+        let pause = view.member_paused_for(member);
+        let is_paused_long = pause.is_some_and(|time| time > WATCH_LAG) && view.calm_time() > WATCH_LAG;
         ensure(!is_paused_long, || format!("{} runs Helm on the paused {member}", run.host))
     }
 }
@@ -378,10 +366,7 @@ impl Oracle for HelmRunsBackOff {
         "helm-runs-back-off"
     }
 
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some(run) = started_run(view, observation) else {
-            return Ok(());
-        };
+    fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
         let key = (run.release.clone(), run.cluster.clone());
         let starts = self.starts.entry(key).or_default();
         starts.push_back(view.now);
@@ -404,10 +389,7 @@ impl Oracle for HelmRunsBackOff {
 stateless! {
     /// The number of revisions of a release is bounded.
     HistoryIsBounded, "history-is-bounded",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { cluster, change } = &observation.event else {
-            return Ok(());
-        };
+    fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let secret = change.after.as_deref().filter(|_| change.before.is_none());
         let Some(secret) = secret.filter(|secret| text(secret, "/type") == "helm.sh/release.v1") else {
             return Ok(());

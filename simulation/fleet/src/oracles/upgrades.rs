@@ -4,11 +4,10 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::{Declarations, ObjectId, objects};
 use serde_json::Value;
 
-use super::view::{is_helm, is_product, object_update, revision_number};
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::view::{is_helm, is_product, revision_number};
+use super::{Change, CheckResult, Oracle, Update, View, ensure, stateless};
 use crate::faults::{REBUILD_WRITER, RESTORE_WRITER};
 use crate::object::{annotation, text};
-use crate::observe::{Event, Observation};
 use crate::plan::Settings;
 
 pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
@@ -24,10 +23,7 @@ pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
 stateless! {
     /// If Helm reports an upgrade as failed, the previously deployed revision stays deployed.
     FailedUpgradeKeepsDeployed, "failed-upgrade-keeps-deployed",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Some((cluster, change, before, after)) = object_update(observation) else {
-            return Ok(());
-        };
+    fn check_update(&mut self, view: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
         let status = |secret: &Value| text(secret, "/metadata/labels/status").to_owned();
         if !is_helm(&change.by) || status(before) != "pending-upgrade" || status(after) != "failed" {
             return Ok(());
@@ -50,10 +46,7 @@ stateless! {
 stateless! {
     /// A new revision of a release has a higher number than all earlier ones.
     RevisionsRise, "revisions-rise",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { cluster, change } = &observation.event else {
-            return Ok(());
-        };
+    fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let secret = change.after.as_deref().filter(|_| change.before.is_none());
         let secret = secret.filter(|secret| {
             is_helm(&change.by) && text(secret, "/type") == "helm.sh/release.v1"
@@ -73,10 +66,7 @@ stateless! {
 stateless! {
     /// Krypton deletes no readable revision that a dead Helm process left locked. Only Helm ends such a revision.
     LockedRevisionsStay, "locked-revisions-stay",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { change, .. } = &observation.event else {
-            return Ok(());
-        };
+    fn check_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
         let (Some(before), None) = (&change.before, &change.after) else {
             return Ok(());
         };
@@ -91,10 +81,7 @@ stateless! {
 stateless! {
     /// Krypton and Helm delete no object that the newest revision of a wanted release contains.
     ObjectsOfReleaseStay, "objects-of-release-stay",
-    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Change { cluster, change } = &observation.event else {
-            return Ok(());
-        };
+    fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let (Some(before), None) = (&change.before, &change.after) else {
             return Ok(());
         };
@@ -146,10 +133,7 @@ fn declares(revision: &Value, object: &Value) -> bool {
 stateless! {
     /// Krypton and Helm never change the UID of an object in one write.
     UidNeverChanges, "uid-never-changes",
-    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        let Some((cluster, change, before, after)) = object_update(observation) else {
-            return Ok(());
-        };
+    fn check_update(&mut self, _: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
         let is_same_uid = text(before, "/metadata/uid") == text(after, "/metadata/uid");
         ensure(is_same_uid || [RESTORE_WRITER, REBUILD_WRITER].contains(&change.by.as_str()), || {
             format!("{} on {cluster} gets another UID", change.key.name)

@@ -386,6 +386,13 @@ pub(crate) fn is_placed_copy(tenant: &Value) -> bool {
         && annotation(tenant, HOME_UID_ANNOTATION).is_some()
 }
 
+/// Whether the change deletes the object, or marks it as being deleted.
+pub(crate) fn starts_deletion(change: &Change) -> bool {
+    let before = change.before.as_deref();
+    before.is_some_and(|before| !is_terminating(before))
+        && change.after.as_deref().is_none_or(is_terminating)
+}
+
 pub(crate) fn holder(lease: &Value) -> &str {
     text(lease, "/spec/holderIdentity")
 }
@@ -395,8 +402,10 @@ pub(crate) fn revision_number(secret: &Value) -> Option<u32> {
     text(secret, "/metadata/labels/version").parse().ok()
 }
 
-/// The cluster, the change, and the object before and after, if the change replaced an object.
-pub(crate) fn object_update(observation: &Observation) -> Option<(&str, &Change, &Value, &Value)> {
+/// The cluster and a change of an existing object, with the object before and after.
+pub(crate) type Update<'a> = (&'a str, &'a Change, &'a Value, &'a Value);
+
+pub(crate) fn object_update(observation: &Observation) -> Option<Update<'_>> {
     let Event::Change { cluster, change } = &observation.event else {
         return None;
     };
