@@ -119,24 +119,45 @@ pub struct Oracles {
 
 impl Oracles {
     pub fn new(plan: &Plan) -> Self {
-        let oracles = releases::invariants()
-            .into_iter()
-            .chain(upgrades::invariants())
-            .chain(leases::invariants())
-            .chain(members::invariants())
-            .chain(leaving::invariants())
-            .chain(people::invariants())
-            .chain(status::invariants())
-            .chain(process::invariants())
-            .chain(content::invariants())
-            .chain(handover::invariants())
-            .chain(liveness::invariants())
-            .chain(home::invariants())
-            .chain(placed::invariants())
-            .chain(hostile::invariants());
+        let oracles = create_oracles! {
+            releases: LiveReleaseStays, OneHelmPerRelease, FinalizerPrecedesHelm,
+                FinalizerOutlivesRelease, DeletedDeploymentWaits, ReleaseKeepsItsOwner,
+                OrphanedReleaseStays, PausedTenantStays, PausedMemberStays, HelmRunsBackOff,
+                HistoryIsBounded;
+            upgrades: FailedUpgradeKeepsDeployed, RevisionsRise, LockedRevisionsStay,
+                ObjectsOfReleaseStay, UidNeverChanges;
+            leases: LeaseTakeoverWaits, HelmStartsUnderLease, HelmDiesWithLease,
+                HubEpochNeverDecreases, EpochIsTakenOnce, LeaderWritesWhileFresh,
+                RecordedStateNeverGoesBack, OnlyLeadersAct;
+            members: OneMemberPerCluster, TwinRests, ClusterUidStays, SourceStays,
+                PlacementStays, PlacedTenantGoesByOrder, HomeWaitsForPlacedTenant,
+                MemberStaysInStatus, MovedDeploymentInstallsFirst;
+            leaving: RetiredMembersGo, ReleasesPrecedeMember, DismissedMemberStaysAway,
+                RebuiltClusterRests;
+            people: ForeignFieldsStay, SpecsBelongToPeople, ObjectsOfPeopleStay,
+                UnmarkedNamespacesStay, OccupiedNamespacesStay, CrdsStay, CaStays,
+                SecretsStaySecret;
+            status: ObservedGenerationIsTrue, ReadyFollowsDeployment, ConditionsAreUnique,
+                StatusIsBounded;
+            process: NoPanic, NoProcessEnds, ModelIsComplete, RequestsAreValid,
+                AgentsStayOnTheirCluster, HubsNeedAKubeconfig, RequestsAreBounded,
+                WritesChangeSomething;
+            content: DeploymentsGetReady, RemovedDeploymentsGo, ReleasesAreCurrent;
+            handover: StoppedProcessEnds, StoppingLeaderHandsOver, AgentPrecedesProxy,
+                HelmRunsToItsEnd, OutageChangesNoLeader, RestartChangesNothing;
+            liveness: OneHubLeads, MembersConnect, CrdsExist, CaRotationEnds,
+                MemberLeasesAreHeld, DesiredStateIsApplied, WantedTenantsExist,
+                DeletedTenantsGo, TenantsGetReady, ReleasesAreDeployed,
+                NoReleaseStaysLocked, IdleFleetWritesNothing, IdleFleetRunsNoHelm;
+            home: SeparatedMemberIsReported;
+            placed: PlacedCopiesMatch, HeldCopiesStay, CopiesAreOnRecordedCluster,
+                CopyKeepsItsOwner, TenantRunsOnItsMember, HomeShowsMembers,
+                MembersCountTenants;
+            hostile: NamedMemberCountsAlone, HostileAgentHarmsNoOther;
+        };
         Self {
             view: View::new(plan),
-            oracles: oracles.collect(),
+            oracles,
         }
     }
 
@@ -230,12 +251,20 @@ fn ensure(holds: bool, text: impl FnOnce() -> String) -> CheckResult {
     }
 }
 
-/// Declares an invariant without state.
-macro_rules! stateless {
-    ($(#[$doc:meta])* $name:ident, $text:literal, $($body:tt)*) => {
+/// Creates the oracles of these modules, in this order.
+macro_rules! create_oracles {
+    ($($module:ident: $($name:ident),+;)+) => {
+        vec![$($(Box::<$module::$name>::default() as Box<dyn Oracle>),+),+]
+    };
+}
+use create_oracles;
+
+/// Declares an invariant: its state, its name, and its checks.
+macro_rules! invariant {
+    ($(#[$doc:meta])* $name:ident $({ $($state:tt)* })?, $text:literal, $($body:tt)*) => {
         $(#[$doc])*
         #[derive(Debug, Default)]
-        struct $name;
+        pub(super) struct $name { $($($state)*)? }
 
         impl Oracle for $name {
             fn name(&self) -> &'static str {
@@ -246,4 +275,4 @@ macro_rules! stateless {
         }
     };
 }
-use stateless;
+use invariant;

@@ -5,19 +5,11 @@ use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, tenant_release};
 use serde_json::Value;
 
 use super::view::{is_ready, krypton_key, workspace};
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::{CheckResult, Oracle, View, ensure, invariant};
 use crate::object::{annotation, condition_text, is_terminating, text};
 use crate::plan::{Access, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE, VALUES_CONFIG_MAP};
 
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(DeploymentsGetReady),
-        Box::new(RemovedDeploymentsGo),
-        Box::new(ReleasesAreCurrent),
-    ]
-}
-
-stateless! {
+invariant! {
     /// Each KryptonDeployment is ready at its generation.
     DeploymentsGetReady, "deployments-get-ready",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -48,7 +40,7 @@ fn references_its_secret(view: &View, deployment: &Value) -> bool {
     !is_proxied || text(deployment, "/spec/region/kubeconfig/secret/name") == region
 }
 
-stateless! {
+invariant! {
     /// A member has only releases of KryptonDeployments that are in its region.
     RemovedDeploymentsGo, "removed-deployments-go",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -73,7 +65,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The release of each Tenant has the chart version and the values that people want.
     ReleasesAreCurrent, "releases-are-current",
     fn check_converged(&mut self, view: &View) -> CheckResult {

@@ -7,7 +7,7 @@ use krypton_types::names::{EPOCH_CONFIG_MAP, HUB_LEASE};
 use super::leases::MEMBER_LEASE;
 use super::releases::started_run;
 use super::view::{agent_cluster, holder, is_krypton, is_product, object_update};
-use super::{AttributedWrite, CheckResult, Oracle, Phase, View, ensure};
+use super::{AttributedWrite, CheckResult, Oracle, Phase, View, ensure, invariant};
 use crate::object::{condition, text};
 use crate::observe::{END_PREFIX, Event, HelmEnd, Observation};
 use crate::plan::{Access, Action, FOREVER, HOME, TenantAction};
@@ -23,17 +23,6 @@ const HANDOVER_TIME: Millis = 5_000;
 const DRAIN_TIME: Millis = 14_000;
 /// Longest outage of home that changes no leader.
 const SHORT_OUTAGE: Millis = 20_000;
-
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(StoppedProcessEnds::default()),
-        Box::new(StoppingLeaderHandsOver::default()),
-        Box::new(AgentPrecedesProxy::default()),
-        Box::new(HelmRunsToItsEnd::default()),
-        Box::new(OutageChangesNoLeader::default()),
-        Box::new(RestartChangesNothing::default()),
-    ]
-}
 
 /// The end of the last action that an invariant does not expect.
 #[derive(Debug, Default)]
@@ -85,17 +74,12 @@ fn changes_content_or_stops(action: &Action) -> bool {
     changes_content(action) || matches!(action, Action::Stop { .. })
 }
 
-/// A process that gets SIGTERM ends in time, and no Lease names it afterwards.
-#[derive(Debug, Default)]
-struct StoppedProcessEnds {
-    unexpected: UnexpectedAction,
-}
-
-impl Oracle for StoppedProcessEnds {
-    fn name(&self) -> &'static str {
-        "stopped-process-ends"
-    }
-
+invariant! {
+    /// A process that gets SIGTERM ends in time, and no Lease names it afterwards.
+    StoppedProcessEnds {
+        unexpected: UnexpectedAction,
+    },
+    "stopped-process-ends",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         self.unexpected
             .observe(observation, changes_content_or_stops);
@@ -120,19 +104,14 @@ impl Oracle for StoppedProcessEnds {
     }
 }
 
-/// A leader that gets SIGTERM lets another hub lead while it waits for Helm.
-#[derive(Debug, Default)]
-struct StoppingLeaderHandsOver {
-    unexpected: UnexpectedAction,
-    /// Times of the last SIGTERM, by host.
-    sigterms: BTreeMap<String, Millis>,
-}
-
-impl Oracle for StoppingLeaderHandsOver {
-    fn name(&self) -> &'static str {
-        "stopping-leader-hands-over"
-    }
-
+invariant! {
+    /// A leader that gets SIGTERM lets another hub lead while it waits for Helm.
+    StoppingLeaderHandsOver {
+        unexpected: UnexpectedAction,
+        /// Times of the last SIGTERM, by host.
+        sigterms: BTreeMap<String, Millis>,
+    },
+    "stopping-leader-hands-over",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         self.unexpected
             .observe(observation, changes_content_or_stops);
@@ -160,21 +139,16 @@ impl Oracle for StoppingLeaderHandsOver {
     }
 }
 
-/// A hub acts on a member with an agent only after the agent was away for some time, and not after its return.
-#[derive(Debug, Default)]
-struct AgentPrecedesProxy {
-    unexpected: UnexpectedAction,
-    /// When each agent last used its API server.
-    last_activity: BTreeMap<String, Millis>,
-    /// Members whose agent never returns.
-    lost_agents: BTreeSet<String>,
-}
-
-impl Oracle for AgentPrecedesProxy {
-    fn name(&self) -> &'static str {
-        "agent-precedes-proxy"
-    }
-
+invariant! {
+    /// A hub acts on a member with an agent only after the agent was away for some time, and not after its return.
+    AgentPrecedesProxy {
+        unexpected: UnexpectedAction,
+        /// When each agent last used its API server.
+        last_activity: BTreeMap<String, Millis>,
+        /// Members whose agent never returns.
+        lost_agents: BTreeSet<String>,
+    },
+    "agent-precedes-proxy",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
         self.unexpected.observe(observation, |action| {
             changes_content(action)
@@ -251,20 +225,15 @@ fn restarted_host(action: &Action) -> Option<(&str, Millis)> {
     }
 }
 
-/// Faults of the home cluster and of other hosts interrupt no Helm run.
-#[derive(Debug, Default)]
-struct HelmRunsToItsEnd {
-    /// The last cause for a process to end its Helm runs, by its host.
-    unexpected: BTreeMap<String, UnexpectedAction>,
-    /// Times of the last SIGTERM, by host.
-    sigterms: BTreeMap<String, Millis>,
-}
-
-impl Oracle for HelmRunsToItsEnd {
-    fn name(&self) -> &'static str {
-        "helm-runs-to-its-end"
-    }
-
+invariant! {
+    /// Faults of the home cluster and of other hosts interrupt no Helm run.
+    HelmRunsToItsEnd {
+        /// The last cause for a process to end its Helm runs, by its host.
+        unexpected: BTreeMap<String, UnexpectedAction>,
+        /// Times of the last SIGTERM, by host.
+        sigterms: BTreeMap<String, Millis>,
+    },
+    "helm-runs-to-its-end",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         let is_fault = matches!(observation.event, Event::Fault { .. });
         if is_fault || self.unexpected.is_empty() {
@@ -316,17 +285,12 @@ fn leaves_helm_running(action: &Action, host: &str) -> bool {
     }
 }
 
-/// A short outage of home changes neither the leader nor the connections of members.
-#[derive(Debug, Default)]
-struct OutageChangesNoLeader {
-    unexpected: UnexpectedAction,
-}
-
-impl Oracle for OutageChangesNoLeader {
-    fn name(&self) -> &'static str {
-        "outage-changes-no-leader"
-    }
-
+invariant! {
+    /// A short outage of home changes neither the leader nor the connections of members.
+    OutageChangesNoLeader {
+        unexpected: UnexpectedAction,
+    },
+    "outage-changes-no-leader",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         self.unexpected.observe(observation, |action| {
             changes_content(action) || is_short_outage(action)
@@ -356,19 +320,14 @@ fn is_short_outage(action: &Action) -> bool {
     matches!(action, Action::Server { cluster, .. } if cluster == HOME) && is_short
 }
 
-/// Processes that restart in an idle fleet neither run Helm nor write Tenants, releases or events of Tenants.
-#[derive(Debug, Default)]
-struct RestartChangesNothing {
-    unexpected: UnexpectedAction,
-    /// Whether only restarts have happened since the fleet was idle.
-    is_idle: bool,
-}
-
-impl Oracle for RestartChangesNothing {
-    fn name(&self) -> &'static str {
-        "restart-changes-nothing"
-    }
-
+invariant! {
+    /// Processes that restart in an idle fleet neither run Helm nor write Tenants, releases or events of Tenants.
+    RestartChangesNothing {
+        unexpected: UnexpectedAction,
+        /// Whether only restarts have happened since the fleet was idle.
+        is_idle: bool,
+    },
+    "restart-changes-nothing",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         let is_restart = |action: &Action| restarted_host(action).is_some();
         if reported_action(observation).is_some_and(|action| is_restart(&action)) {

@@ -2,15 +2,11 @@
 
 use krypton_types::names::GROUP;
 
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::{CheckResult, Oracle, View, ensure, invariant};
 use crate::object::condition;
 use crate::plan::HOME;
 
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![Box::new(SeparatedMemberIsReported)]
-}
-
-stateless! {
+invariant! {
     /// Home reports a member whose API server is permanently lost, and no Tenant as ready there.
     SeparatedMemberIsReported, "separated-member-is-reported",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -52,7 +48,7 @@ mod tests {
                 History::from_plan("edges edge-1:agent\n1.000 server edge-1 down for ever");
             history.put("hub-0", "home", member);
             assert_eq!(
-                SeparatedMemberIsReported
+                SeparatedMemberIsReported::default()
                     .check_converged(history.view())
                     .is_ok(),
                 right

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::handover::{UnexpectedAction, changes_content};
 use super::view::{is_krypton, object_update};
-use super::{CheckResult, Oracle, Phase, Update, View, ensure, stateless};
+use super::{CheckResult, Oracle, Phase, Update, View, ensure, invariant};
 use crate::object::{annotation, condition, number, text};
 use crate::observe::{END_PREFIX, Event, Observation};
 use crate::plan::{Action, HOME};
@@ -22,14 +22,7 @@ const APPLY_TIME: Millis = 60_000;
 /// The hub follows no second claim of a member within this time. Each later pause is twice as long.
 const CLAIM_BACKOFF: Millis = 20_000;
 
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(NamedMemberCountsAlone),
-        Box::new(HostileAgentHarmsNoOther::default()),
-    ]
-}
-
-stateless! {
+invariant! {
     /// A Tenant of home that is on one member does not get the state of a different member.
     NamedMemberCountsAlone, "named-member-counts-alone",
     fn check_update(&mut self, view: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
@@ -71,24 +64,19 @@ fn named_member(tenant: &Value) -> &str {
         .unwrap_or_default()
 }
 
-/// While agents lie and nothing else disturbs the fleet, the other members stay connected and get each desired state.
-/// The epoch rises only with the claims that the hub may follow.
-#[derive(Debug, Default)]
-struct HostileAgentHarmsNoOther {
-    unexpected: UnexpectedAction,
-    /// Members whose agent lies, with the time of its start.
-    hostile: BTreeMap<String, Millis>,
-    /// Number of new epochs since then.
-    epochs: u32,
-    /// Since when each other member has not applied its desired state.
-    behind: BTreeMap<String, Millis>,
-}
-
-impl Oracle for HostileAgentHarmsNoOther {
-    fn name(&self) -> &'static str {
-        "hostile-agent-harms-no-other"
-    }
-
+invariant! {
+    /// While agents lie and nothing else disturbs the fleet, the other members stay connected and get each desired state.
+    /// The epoch rises only with the claims that the hub may follow.
+    HostileAgentHarmsNoOther {
+        unexpected: UnexpectedAction,
+        /// Members whose agent lies, with the time of its start.
+        hostile: BTreeMap<String, Millis>,
+        /// Number of new epochs since then.
+        epochs: u32,
+        /// Since when each other member has not applied its desired state.
+        behind: BTreeMap<String, Millis>,
+    },
+    "hostile-agent-harms-no-other",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         self.unexpected.observe(observation, |action| {
             changes_content(action) || matches!(action, Action::HostileAgent { .. })

@@ -8,7 +8,7 @@ use krypton_types::names::{EPOCH_CONFIG_MAP, GROUP, HUB_LEASE};
 use serde_json::Value;
 
 use super::view::{holder, is_krypton};
-use super::{AttributedWrite, Change, CheckResult, Oracle, Run, Update, View, ensure, stateless};
+use super::{AttributedWrite, Change, CheckResult, Oracle, Run, Update, View, ensure, invariant};
 use crate::faults::RESTORE_WRITER;
 use crate::object::{number, text};
 use crate::observe::Observation;
@@ -29,31 +29,13 @@ const LATE_REQUESTS: Millis = 2_000;
 /// Time in which all processes notice a restored store.
 const RECOVERY: Millis = 120_000;
 
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(LeaseTakeoverWaits::default()),
-        Box::new(HelmStartsUnderLease),
-        Box::new(HelmDiesWithLease),
-        Box::new(HubEpochNeverDecreases),
-        Box::new(EpochIsTakenOnce),
-        Box::new(LeaderWritesWhileFresh::default()),
-        Box::new(RecordedStateNeverGoesBack),
-        Box::new(OnlyLeadersAct::default()),
-    ]
-}
-
-/// A process takes a Lease over only after its duration without a renewal, or after the holder released it.
-#[derive(Debug, Default)]
-struct LeaseTakeoverWaits {
-    /// Holder and time of the last write, by cluster and Lease.
-    last_writes: BTreeMap<(String, String), (String, Millis)>,
-}
-
-impl Oracle for LeaseTakeoverWaits {
-    fn name(&self) -> &'static str {
-        "lease-takeover-waits"
-    }
-
+invariant! {
+    /// A process takes a Lease over only after its duration without a renewal, or after the holder released it.
+    LeaseTakeoverWaits {
+        /// Holder and time of the last write, by cluster and Lease.
+        last_writes: BTreeMap<(String, String), (String, Millis)>,
+    },
+    "lease-takeover-waits",
     fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let name = change.key.name.as_str();
         let limit = match name {
@@ -94,7 +76,7 @@ fn is_same_pod(one: &str, other: &str) -> bool {
     pod(one).is_some() && pod(one) == pod(other)
 }
 
-stateless! {
+invariant! {
     /// A process starts Helm on a member only within 30 s after it has renewed the member's Lease.
     HelmStartsUnderLease, "helm-starts-under-lease",
     fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
@@ -115,7 +97,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// No Helm process lives 45 s after the last renewal of its member's Lease.
     HelmDiesWithLease, "helm-dies-with-lease",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
@@ -144,7 +126,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// `status.hubEpoch` of an object never decreases.
     HubEpochNeverDecreases, "hub-epoch-never-decreases",
     fn check_update(&mut self, _: &View, (_, change, before, after): Update<'_>) -> CheckResult {
@@ -163,7 +145,7 @@ fn have_same_uid(one: &Value, other: &Value) -> bool {
     text(one, "/metadata/uid") == text(other, "/metadata/uid")
 }
 
-stateless! {
+invariant! {
     /// Each hub takes a new epoch: the recorded one rises with each write.
     EpochIsTakenOnce, "epoch-is-taken-once",
     fn check_update(&mut self, _: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
@@ -181,18 +163,13 @@ stateless! {
     }
 }
 
-/// Only a hub that has renewed the leader's Lease shortly before writes a status on the home cluster.
-#[derive(Debug, Default)]
-struct LeaderWritesWhileFresh {
-    /// Time of the last renewal of each host.
-    renewals: BTreeMap<String, Millis>,
-}
-
-impl Oracle for LeaderWritesWhileFresh {
-    fn name(&self) -> &'static str {
-        "leader-writes-while-fresh"
-    }
-
+invariant! {
+    /// Only a hub that has renewed the leader's Lease shortly before writes a status on the home cluster.
+    LeaderWritesWhileFresh {
+        /// Time of the last renewal of each host.
+        renewals: BTreeMap<String, Millis>,
+    },
+    "leader-writes-while-fresh",
     fn check_write(&mut self, view: &View, write: &AttributedWrite<'_>) -> CheckResult {
         let key = &write.change.key;
         if write.cluster != HOME {
@@ -229,7 +206,7 @@ fn changes_status(write: &AttributedWrite<'_>) -> bool {
         && before.get("status") != after.get("status")
 }
 
-stateless! {
+invariant! {
     /// The recorded desired state of a member never goes back.
     RecordedStateNeverGoesBack, "recorded-state-never-goes-back",
     fn check_update(&mut self, _: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
@@ -245,18 +222,13 @@ stateless! {
     }
 }
 
-/// A hub that has never led starts no Helm, and takes no Lease of a member.
-#[derive(Debug, Default)]
-struct OnlyLeadersAct {
-    /// Hubs that have renewed the leader's Lease.
-    past_leaders: BTreeSet<String>,
-}
-
-impl Oracle for OnlyLeadersAct {
-    fn name(&self) -> &'static str {
-        "only-leaders-act"
-    }
-
+invariant! {
+    /// A hub that has never led starts no Helm, and takes no Lease of a member.
+    OnlyLeadersAct {
+        /// Hubs that have renewed the leader's Lease.
+        past_leaders: BTreeSet<String>,
+    },
+    "only-leaders-act",
     fn check_helm_start(&mut self, _: &View, run: &Run) -> CheckResult {
         let is_standby = run.host.starts_with("hub-") && !self.past_leaders.contains(&run.host);
         ensure(!is_standby, || format!("Helm runs on a standby: {run:?}"))

@@ -7,21 +7,12 @@ use krypton_types::names::{GROUP, ORPHAN_ANNOTATION, UNINSTALL_FINALIZER};
 use serde_json::Value;
 
 use super::view::{finalizer_removal, is_product};
-use super::{Change, CheckResult, Oracle, Run, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, Run, View, ensure, invariant};
 use crate::faults::REBUILD_WRITER;
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{Action, HOME, MemberAction, SYSTEM_NAMESPACE, Settings, UNTRUSTED_NAMESPACE};
 use crate::user_client::PEOPLE;
-
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(RetiredMembersGo),
-        Box::new(ReleasesPrecedeMember),
-        Box::new(DismissedMemberStaysAway::default()),
-        Box::new(RebuiltClusterRests::default()),
-    ]
-}
 
 fn must_uninstall(member: &Value) -> bool {
     has_finalizer(member, UNINSTALL_FINALIZER)
@@ -29,7 +20,7 @@ fn must_uninstall(member: &Value) -> bool {
         && annotation(member, ORPHAN_ANNOTATION) != Some("true")
 }
 
-stateless! {
+invariant! {
     /// A member that leaves with its releases is deleted, unless it is paused.
     RetiredMembersGo, "retired-members-go",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -45,7 +36,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The hub removes a member that leaves with its releases only after they are gone.
     ReleasesPrecedeMember, "releases-precede-member",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
@@ -76,17 +67,12 @@ stateless! {
     }
 }
 
-/// A member whose EdgeCluster people have deleted returns only after they have changed its Secret or invited its agent.
-#[derive(Debug, Default)]
-struct DismissedMemberStaysAway {
-    dismissed: BTreeSet<String>,
-}
-
-impl Oracle for DismissedMemberStaysAway {
-    fn name(&self) -> &'static str {
-        "dismissed-member-stays-away"
-    }
-
+invariant! {
+    /// A member whose EdgeCluster people have deleted returns only after they have changed its Secret or invited its agent.
+    DismissedMemberStaysAway {
+        dismissed: BTreeSet<String>,
+    },
+    "dismissed-member-stays-away",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
         if let Event::Fault { text } = &observation.event
             && let Ok(Action::Member {
@@ -121,17 +107,12 @@ impl Oracle for DismissedMemberStaysAway {
     }
 }
 
-/// No process acts on a cluster that was built again until people have replaced its EdgeCluster.
-#[derive(Debug, Default)]
-struct RebuiltClusterRests {
-    rebuilt: BTreeSet<String>,
-}
-
-impl Oracle for RebuiltClusterRests {
-    fn name(&self) -> &'static str {
-        "rebuilt-cluster-rests"
-    }
-
+invariant! {
+    /// No process acts on a cluster that was built again until people have replaced its EdgeCluster.
+    RebuiltClusterRests {
+        rebuilt: BTreeSet<String>,
+    },
+    "rebuilt-cluster-rests",
     fn check_change(&mut self, _: &View, cluster: &str, change: &Change) -> CheckResult {
         let key = &change.key;
         if change.by == REBUILD_WRITER {
@@ -194,7 +175,9 @@ mod tests {
                 &deletion_patch(),
             );
             assert_eq!(
-                RetiredMembersGo.check_converged(history.view()).is_err(),
+                RetiredMembersGo::default()
+                    .check_converged(history.view())
+                    .is_err(),
                 broken
             );
         }

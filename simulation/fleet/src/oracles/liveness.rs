@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::leases::MEMBER_LEASE;
 use super::view::{is_krypton, is_product, is_ready, reconciling_member, workspace};
-use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, invariant};
 use crate::object::{annotation, condition, condition_text, is_terminating, label, number, text};
 use crate::plan::{Chart, HOME, Settings};
 use crate::time::Millis;
@@ -27,24 +27,6 @@ const LEADER_RENEWAL: Millis = 5_000;
 const MEMBER_RENEWAL: Millis = 25_000;
 /// The hub may write the status of an EdgeCluster this long after the change.
 const SETTLE_TIME: Millis = 5_000;
-
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(OneHubLeads),
-        Box::new(MembersConnect),
-        Box::new(CrdsExist),
-        Box::new(CaRotationEnds),
-        Box::new(MemberLeasesAreHeld),
-        Box::new(DesiredStateIsApplied),
-        Box::new(WantedTenantsExist),
-        Box::new(DeletedTenantsGo),
-        Box::new(TenantsGetReady),
-        Box::new(ReleasesAreDeployed),
-        Box::new(NoReleaseStaysLocked),
-        Box::new(IdleFleetWritesNothing),
-        Box::new(IdleFleetRunsNoHelm),
-    ]
-}
 
 impl View {
     /// Whether a member must converge: it is part of the fleet, and neither paused, banned nor separated. Without a
@@ -102,7 +84,7 @@ impl View {
     }
 }
 
-stateless! {
+invariant! {
     /// One hub leads and renews its Lease.
     OneHubLeads, "one-hub-leads",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -113,7 +95,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Each member is connected.
     MembersConnect, "members-connect",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -133,7 +115,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The home cluster and each member have the CRD of Tenants.
     CrdsExist, "crds-exist",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -147,7 +129,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A rotation of the CA ends once all agents follow it. It waits for certificates that were never used.
     CaRotationEnds, "ca-rotation-ends",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -169,7 +151,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A process holds and renews the Lease of each member.
     MemberLeasesAreHeld, "member-leases-are-held",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -184,7 +166,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Each member has applied the desired state that the hub sends.
     DesiredStateIsApplied, "desired-state-is-applied",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -202,7 +184,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// No Tenant is lost.
     WantedTenantsExist, "wanted-tenants-exist",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -219,7 +201,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A Tenant that people have deleted disappears.
     DeletedTenantsGo, "deleted-tenants-go",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -242,7 +224,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Each Tenant is ready at its generation.
     TenantsGetReady, "tenants-get-ready",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -266,7 +248,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The newest revision of each Tenant's release is deployed.
     ReleasesAreDeployed, "releases-are-deployed",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -292,7 +274,7 @@ fn newest_status(view: &View, member: &str, tenant: &Value) -> Option<String> {
     Some(text(newest, "/metadata/labels/status").to_owned())
 }
 
-stateless! {
+invariant! {
     /// No release stays locked, and no Helm process runs.
     NoReleaseStaysLocked, "no-release-stays-locked",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -314,7 +296,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// An idle fleet writes nothing except renewals of Leases and the time at which a member was last seen.
     IdleFleetWritesNothing, "idle-fleet-writes-nothing",
     fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
@@ -358,7 +340,7 @@ fn changed_fields(change: &Change) -> Vec<String> {
     changed
 }
 
-stateless! {
+invariant! {
     /// Helm does not run in an idle fleet.
     IdleFleetRunsNoHelm, "idle-fleet-runs-no-helm",
     fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::view::{
     ReleaseOwner, finalizer_removal, is_placed_copy, is_product, krypton_key, starts_deletion,
 };
-use super::{Change, CheckResult, Oracle, Run, Update, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, Run, Update, View, ensure, invariant};
 use crate::faults::RESTORE_WRITER;
 use crate::object::{annotation, condition, is_terminating, text};
 use crate::observe::Observation;
@@ -19,26 +19,12 @@ const RECOVERY: Millis = 120_000;
 /// A member that has existed this long has reported its Tenants.
 const REPORTING_TIME: Millis = 120_000;
 
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(OneMemberPerCluster),
-        Box::new(TwinRests),
-        Box::new(ClusterUidStays),
-        Box::new(SourceStays),
-        Box::new(PlacementStays),
-        Box::new(PlacedTenantGoesByOrder),
-        Box::new(HomeWaitsForPlacedTenant),
-        Box::new(MemberStaysInStatus),
-        Box::new(MovedDeploymentInstallsFirst),
-    ]
-}
-
 fn non_empty_text(object: &Value, pointer: &str) -> Option<String> {
     let text = text(object, pointer);
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-stateless! {
+invariant! {
     /// At most one member acts on one cluster.
     OneMemberPerCluster, "one-member-per-cluster",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -57,7 +43,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A second member of a cluster neither acts nor runs Helm.
     TwinRests, "twin-rests",
     fn check_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
@@ -72,7 +58,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The hub never changes the cluster UID of an EdgeCluster.
     ClusterUidStays, "cluster-uid-stays",
     fn check_update(&mut self, _: &View, update: Update<'_>) -> CheckResult {
@@ -80,7 +66,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The hub never changes the cluster on which it has placed a Tenant.
     PlacementStays, "placement-stays",
     fn check_update(&mut self, view: &View, update: Update<'_>) -> CheckResult {
@@ -113,7 +99,7 @@ fn ensure_not_replaced(
     })
 }
 
-stateless! {
+invariant! {
     /// Krypton deletes a placed Tenant only if people have deleted the Tenant on the home cluster or its member.
     PlacedTenantGoesByOrder, "placed-tenant-goes-by-order",
     fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
@@ -134,7 +120,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The hub releases a deleted Tenant on the home cluster only after its copy on the member is gone.
     HomeWaitsForPlacedTenant, "home-waits-for-placed-tenant",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
@@ -170,7 +156,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The status of a Tenant on the home cluster keeps each member that has a Tenant of this name.
     MemberStaysInStatus, "member-stays-in-status",
     fn check_update(&mut self, view: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
@@ -201,7 +187,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A member keeps its source. Only people bind it to another one.
     SourceStays, "source-stays",
     fn check_update(&mut self, _: &View, (_, change, before, after): Update<'_>) -> CheckResult {
@@ -213,7 +199,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A KryptonDeployment that moves is deployed on the new member before the old one uninstalls it.
     MovedDeploymentInstallsFirst, "moved-deployment-installs-first",
     fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
@@ -279,7 +265,7 @@ mod tests {
             history
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .put("hub-0", "home", twin);
-            let check = OneMemberPerCluster.check_converged(history.view());
+            let check = OneMemberPerCluster::default().check_converged(history.view());
             assert_eq!(check.is_err(), broken, "{mode}");
         }
     }

@@ -4,7 +4,7 @@ use krypton_types::names::{CA_SECRET, GROUP, MANAGED_BY_HUB, MANAGED_BY_LABEL};
 use serde_json::{Value, json};
 
 use super::view::starts_deletion;
-use super::{Change, CheckResult, Oracle, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, View, ensure, invariant};
 use crate::chart::PLANTED_SECRET;
 use crate::faults::FOREIGN_PREFIX;
 use crate::object::label;
@@ -17,20 +17,7 @@ const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
 const WATCH_LAG: Millis = 30_000;
 const RECOVERY: Millis = 120_000;
 
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(ForeignFieldsStay),
-        Box::new(SpecsBelongToPeople),
-        Box::new(ObjectsOfPeopleStay),
-        Box::new(UnmarkedNamespacesStay),
-        Box::new(OccupiedNamespacesStay),
-        Box::new(CrdsStay),
-        Box::new(CaStays::default()),
-        Box::new(SecretsStaySecret),
-    ]
-}
-
-stateless! {
+invariant! {
     /// Krypton keeps labels, annotations and finalizers that people have added to its objects.
     ForeignFieldsStay, "foreign-fields-stay",
     fn check_product_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
@@ -63,7 +50,7 @@ fn foreign_keys(object: &Value) -> Vec<&str> {
     all.filter(|key| key.starts_with(FOREIGN_PREFIX)).collect()
 }
 
-stateless! {
+invariant! {
     /// Krypton never changes the spec of an existing object of people.
     SpecsBelongToPeople, "specs-belong-to-people",
     fn check_product_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
@@ -81,7 +68,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Krypton deletes no Tenant or KryptonDeployment that people want.
     ObjectsOfPeopleStay, "objects-of-people-stay",
     fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
@@ -99,7 +86,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Krypton neither changes nor deletes a namespace that it did not create.
     UnmarkedNamespacesStay, "unmarked-namespaces-stay",
     fn check_product_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
@@ -116,7 +103,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Krypton deletes no namespace that contains an object of people.
     OccupiedNamespacesStay, "occupied-namespaces-stay",
     fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
@@ -140,7 +127,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Krypton deletes none of its CRDs.
     CrdsStay, "crds-stay",
     fn check_product_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
@@ -152,17 +139,12 @@ stateless! {
     }
 }
 
-/// The hubs share one CA. None replaces or deletes it unless people have requested a rotation.
-#[derive(Debug, Default)]
-struct CaStays {
-    is_rotation_requested: bool,
-}
-
-impl Oracle for CaStays {
-    fn name(&self) -> &'static str {
-        "ca-stays"
-    }
-
+invariant! {
+    /// The hubs share one CA. None replaces or deletes it unless people have requested a rotation.
+    CaStays {
+        is_rotation_requested: bool,
+    },
+    "ca-stays",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
         if let Event::Fault { text } = &observation.event {
             self.is_rotation_requested |= text.parse() == Ok(Action::RotateCa);
@@ -187,7 +169,7 @@ impl Oracle for CaStays {
     }
 }
 
-stateless! {
+invariant! {
     /// Planted secrets appear only in Secrets.
     SecretsStaySecret, "secrets-stay-secret",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
@@ -297,7 +279,7 @@ mod tests {
             .put("people", "edge-1", tenant())
             .delete(AGENT, "edge-1", &tenant());
         assert!(history.violated_oracle().is_some());
-        let check = ObjectsOfPeopleStay.name();
+        let check = ObjectsOfPeopleStay::default().name();
         let mut history = History::new();
         history.put("people", "edge-1", tenant()).patch(
             AGENT,

@@ -10,25 +10,13 @@ use serde_json::{Value, json};
 
 use super::releases::tenant_of_run;
 use super::view::{is_krypton, is_placed_copy, krypton_key, reconciling_member, starts_deletion};
-use super::{Change, CheckResult, Oracle, Run, Update, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, Run, Update, View, ensure, invariant};
 use crate::object::{annotation, condition, condition_text, is_terminating, text};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
 
 /// Time in which an order arrives, if no fault delays it.
 const WATCH_LAG: Millis = 30_000;
-
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(PlacedCopiesMatch),
-        Box::new(HeldCopiesStay::default()),
-        Box::new(CopiesAreOnRecordedCluster),
-        Box::new(CopyKeepsItsOwner),
-        Box::new(TenantRunsOnItsMember),
-        Box::new(HomeShowsMembers),
-        Box::new(MembersCountTenants),
-    ]
-}
 
 impl View {
     /// Whether the member allows Tenants of home's namespace.
@@ -48,7 +36,7 @@ impl View {
     }
 }
 
-stateless! {
+invariant! {
     /// The copy of a placed Tenant has the values and the pause of home, and is only on its member.
     PlacedCopiesMatch, "placed-copies-match",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -82,19 +70,14 @@ fn matches_home(copy: &Value, tenant: &Value) -> bool {
         && paused(copy) == paused(tenant)
 }
 
-/// Krypton neither creates nor deletes the copy of a Tenant that is paused at home. It neither creates nor changes the
-/// copy on a member that does not allow home's namespace.
-#[derive(Debug, Default)]
-struct HeldCopiesStay {
-    /// Since when each member does not allow the namespace.
-    disallowed_since: BTreeMap<String, Millis>,
-}
-
-impl Oracle for HeldCopiesStay {
-    fn name(&self) -> &'static str {
-        "held-copies-stay"
-    }
-
+invariant! {
+    /// Krypton neither creates nor deletes the copy of a Tenant that is paused at home. It neither creates nor changes the
+    /// copy on a member that does not allow home's namespace.
+    HeldCopiesStay {
+        /// Since when each member does not allow the namespace.
+        disallowed_since: BTreeMap<String, Millis>,
+    },
+    "held-copies-stay",
     fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let key = &change.key;
         if cluster == HOME && key.resource == "edgeclusters" {
@@ -134,7 +117,7 @@ impl Oracle for HeldCopiesStay {
     }
 }
 
-stateless! {
+invariant! {
     /// Krypton creates a copy only on the cluster that home has recorded.
     CopiesAreOnRecordedCluster, "copies-are-on-recorded-cluster",
     fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
@@ -155,7 +138,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A copy changes to a different Tenant of home only if people request it.
     CopyKeepsItsOwner, "copy-keeps-its-owner",
     fn check_update(&mut self, view: &View, (_, change, before, after): Update<'_>) -> CheckResult {
@@ -171,7 +154,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Helm installs no Tenant that names another member, nor one that names its member from a namespace that this
     /// member does not allow.
     TenantRunsOnItsMember, "tenant-runs-on-its-member",
@@ -195,7 +178,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A Tenant of home shows the state of each member that has a Tenant of its name, and of no other.
     HomeShowsMembers, "home-shows-members",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -237,7 +220,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// An EdgeCluster counts the Tenants that its member reconciles.
     MembersCountTenants, "members-count-tenants",
     fn check_converged(&mut self, view: &View) -> CheckResult {
@@ -313,13 +296,19 @@ mod tests {
             let mut history = history(TENANT_NAMESPACE, home);
             history.put(AGENT, "edge-1", same);
             assert_eq!(
-                PlacedCopiesMatch.check_converged(history.view()).is_err(),
+                PlacedCopiesMatch::default()
+                    .check_converged(history.view())
+                    .is_err(),
                 broken
             );
         }
         let mut history = history(TENANT_NAMESPACE, on_home(json!({})));
         history.put("hub-0", "edge-2", copy("uid-t0"));
-        assert!(PlacedCopiesMatch.check_converged(history.view()).is_err());
+        assert!(
+            PlacedCopiesMatch::default()
+                .check_converged(history.view())
+                .is_err()
+        );
     }
 
     #[test]
@@ -405,13 +394,19 @@ mod tests {
                 .put("people", "edge-1", state("True"))
                 .put("people", "home", state(shown));
             assert_eq!(
-                HomeShowsMembers.check_converged(history.view()).is_err(),
+                HomeShowsMembers::default()
+                    .check_converged(history.view())
+                    .is_err(),
                 broken
             );
         }
         let mut history = History::new();
         history.put("people", "home", state("True"));
-        assert!(HomeShowsMembers.check_converged(history.view()).is_err());
+        assert!(
+            HomeShowsMembers::default()
+                .check_converged(history.view())
+                .is_err()
+        );
     }
 
     #[test]
@@ -425,7 +420,9 @@ mod tests {
                 .put("people", "edge-1", tenant())
                 .put("hub-0", "home", member);
             assert_eq!(
-                MembersCountTenants.check_converged(history.view()).is_err(),
+                MembersCountTenants::default()
+                    .check_converged(history.view())
+                    .is_err(),
                 broken
             );
         }

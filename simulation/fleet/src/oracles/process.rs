@@ -6,7 +6,7 @@ use krypton_crds::tenant::Tenant;
 use kube::CustomResourceExt as _;
 
 use super::view::agent_cluster;
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::{CheckResult, Oracle, View, ensure, invariant};
 use crate::observe::{Event, Observation};
 use crate::plan::{Access, Action, MemberAction};
 use crate::time::Millis;
@@ -17,20 +17,7 @@ const MAX_REQUESTS: usize = 1_500;
 const KRYPTON_API_PATH: &str = "/apis/mesh.openkcm.io/";
 const REQUEST_WINDOW: Millis = 10_000;
 
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(NoPanic),
-        Box::new(NoProcessEnds),
-        Box::new(ModelIsComplete),
-        Box::new(RequestsAreValid),
-        Box::new(AgentsStayOnTheirCluster),
-        Box::new(HubsNeedAKubeconfig::default()),
-        Box::new(RequestsAreBounded::default()),
-        Box::new(WritesChangeSomething),
-    ]
-}
-
-stateless! {
+invariant! {
     /// No process panics.
     NoPanic, "no-panic",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
@@ -41,7 +28,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// No process exits without a request or a fault, unless an API server rejects its credentials.
     NoProcessEnds, "no-process-ends",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
@@ -59,7 +46,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The simulated API server knows each request.
     ModelIsComplete, "model-is-complete",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
@@ -72,7 +59,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// No request is malformed.
     RequestsAreValid, "requests-are-valid",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
@@ -85,7 +72,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// An agent sends requests only to the API server of its cluster.
     AgentsStayOnTheirCluster, "agents-stay-on-their-cluster",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
@@ -97,18 +84,13 @@ stateless! {
     }
 }
 
-/// A hub talks to the home cluster and to clusters with a kubeconfig only.
-#[derive(Debug, Default)]
-struct HubsNeedAKubeconfig {
-    /// Members with a second kubeconfig at some time.
-    twins: BTreeSet<String>,
-}
-
-impl Oracle for HubsNeedAKubeconfig {
-    fn name(&self) -> &'static str {
-        "hubs-need-a-kubeconfig"
-    }
-
+invariant! {
+    /// A hub talks to the home cluster and to clusters with a kubeconfig only.
+    HubsNeedAKubeconfig {
+        /// Members with a second kubeconfig at some time.
+        twins: BTreeSet<String>,
+    },
+    "hubs-need-a-kubeconfig",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         if let Event::Fault { text } = &observation.event
             && let Ok(Action::Member { member, action }) = text.parse()
@@ -128,7 +110,7 @@ impl Oracle for HubsNeedAKubeconfig {
     }
 }
 
-stateless! {
+invariant! {
     /// Krypton never writes a Tenant, EdgeCluster or KryptonDeployment without a change, if no fault has hidden an earlier
     /// write.
     WritesChangeSomething, "writes-change-something",
@@ -144,17 +126,12 @@ stateless! {
     }
 }
 
-/// A process does not flood an API server, regardless of its responses.
-#[derive(Debug, Default)]
-struct RequestsAreBounded {
-    request_times: BTreeMap<(String, String), VecDeque<Millis>>,
-}
-
-impl Oracle for RequestsAreBounded {
-    fn name(&self) -> &'static str {
-        "requests-are-bounded"
-    }
-
+invariant! {
+    /// A process does not flood an API server, regardless of its responses.
+    RequestsAreBounded {
+        request_times: BTreeMap<(String, String), VecDeque<Millis>>,
+    },
+    "requests-are-bounded",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
         let Event::Responded { host, cluster, .. } = &observation.event else {
             return Ok(());

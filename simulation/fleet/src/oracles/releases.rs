@@ -10,7 +10,7 @@ use krypton_types::names::{
 use serde_json::Value;
 
 use super::view::{ReleaseOwner, Run, finalizer_removal, is_placed_copy, is_product, krypton_key};
-use super::{Change, CheckResult, Oracle, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, View, ensure, invariant};
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
@@ -25,22 +25,6 @@ const RECOVERY: Millis = 120_000;
 const MAX_RUNS_PER_MINUTE: usize = 30;
 /// Two revisions, 16 failed installations and 16 failed upgrades, and the running attempt.
 const MAX_REVISIONS: usize = 36;
-
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(LiveReleaseStays),
-        Box::new(OneHelmPerRelease::default()),
-        Box::new(FinalizerPrecedesHelm),
-        Box::new(FinalizerOutlivesRelease),
-        Box::new(DeletedDeploymentWaits),
-        Box::new(ReleaseKeepsItsOwner),
-        Box::new(OrphanedReleaseStays::default()),
-        Box::new(PausedTenantStays),
-        Box::new(PausedMemberStays),
-        Box::new(HelmRunsBackOff::default()),
-        Box::new(HistoryIsBounded),
-    ]
-}
 
 /// The run that an observation starts.
 pub(super) fn started_run<'a>(view: &'a View, observation: &Observation) -> Option<&'a Run> {
@@ -58,7 +42,7 @@ pub(super) fn tenant_of_run<'a>(view: &'a View, run: &'a Run) -> Option<(&'a str
     Some((cluster, view.tenant(cluster, name)?))
 }
 
-stateless! {
+invariant! {
     /// Helm uninstalls a release only if people have deleted its owner, moved its KryptonDeployment, or retired its
     /// member.
     LiveReleaseStays, "live-release-stays",
@@ -106,17 +90,12 @@ fn has_stayed_in_region(view: &View, name: &str, region: &str) -> bool {
         && (is_settled || deleted)
 }
 
-/// A release on a cluster has at most one running Helm process that writes.
-#[derive(Debug, Default)]
-struct OneHelmPerRelease {
-    running: BTreeMap<u64, (String, String, Option<String>)>,
-}
-
-impl Oracle for OneHelmPerRelease {
-    fn name(&self) -> &'static str {
-        "one-helm-per-release"
-    }
-
+invariant! {
+    /// A release on a cluster has at most one running Helm process that writes.
+    OneHelmPerRelease {
+        running: BTreeMap<u64, (String, String, Option<String>)>,
+    },
+    "one-helm-per-release",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         match &observation.event {
             Event::HelmStarted { run: number, .. } => {
@@ -152,7 +131,7 @@ impl Oracle for OneHelmPerRelease {
     }
 }
 
-stateless! {
+invariant! {
     /// A Tenant has Krypton's finalizer before Helm installs its release.
     FinalizerPrecedesHelm, "finalizer-precedes-helm",
     fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
@@ -170,7 +149,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Krypton removes its finalizer from a deleted Tenant only after the release is gone.
     FinalizerOutlivesRelease, "finalizer-outlives-release",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
@@ -198,7 +177,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A release does not change its owner while the owner exists, unless the new owner has the annotation `adopt`.
     ReleaseKeepsItsOwner, "release-keeps-its-owner",
     fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
@@ -229,7 +208,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The hub releases a deleted KryptonDeployment only after its release is gone from all members.
     DeletedDeploymentWaits, "deleted-deployment-waits",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
@@ -258,30 +237,14 @@ stateless! {
     }
 }
 
-/// Helm does not uninstall the release of a Tenant or KryptonDeployment that had the annotation `orphan` when it was
-/// deleted. The deletion shows the annotation too, so no delay excuses it.
-#[derive(Debug, Default)]
-struct OrphanedReleaseStays {
-    /// UIDs of these Tenants, including the Tenants of the home cluster.
-    orphan_uids: BTreeSet<String>,
-}
-
-impl OrphanedReleaseStays {
-    fn is_orphan(&self, view: &View, cluster: &str, name: &str) -> bool {
-        view.tenant(cluster, name).is_some_and(|tenant| {
-            let is_own_orphan = self.orphan_uids.contains(text(tenant, "/metadata/uid"))
-                && annotation(tenant, ORPHAN_ANNOTATION) == Some("true");
-            let home_uid = annotation(tenant, HOME_UID_ANNOTATION);
-            is_own_orphan || home_uid.is_some_and(|uid| self.orphan_uids.contains(uid))
-        })
-    }
-}
-
-impl Oracle for OrphanedReleaseStays {
-    fn name(&self) -> &'static str {
-        "orphaned-release-stays"
-    }
-
+invariant! {
+    /// Helm does not uninstall the release of a Tenant or KryptonDeployment that had the annotation `orphan` when it was
+    /// deleted. The deletion shows the annotation too, so no delay excuses it.
+    OrphanedReleaseStays {
+        /// UIDs of these Tenants, including the Tenants of the home cluster.
+        orphan_uids: BTreeSet<String>,
+    },
+    "orphaned-release-stays",
     fn check_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
         if let (Some(before), Some(after)) = (&change.before, &change.after)
             && change.key.resource == "tenants"
@@ -323,7 +286,18 @@ impl Oracle for OrphanedReleaseStays {
     }
 }
 
-stateless! {
+impl OrphanedReleaseStays {
+    fn is_orphan(&self, view: &View, cluster: &str, name: &str) -> bool {
+        view.tenant(cluster, name).is_some_and(|tenant| {
+            let is_own_orphan = self.orphan_uids.contains(text(tenant, "/metadata/uid"))
+                && annotation(tenant, ORPHAN_ANNOTATION) == Some("true");
+            let home_uid = annotation(tenant, HOME_UID_ANNOTATION);
+            is_own_orphan || home_uid.is_some_and(|uid| self.orphan_uids.contains(uid))
+        })
+    }
+}
+
+invariant! {
     /// Helm does not run for a Tenant that has been paused for some time.
     PausedTenantStays, "paused-tenant-stays",
     fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
@@ -341,7 +315,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Helm does not run on a member that has been paused or banned for some time.
     PausedMemberStays, "paused-member-stays",
     fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
@@ -355,17 +329,12 @@ stateless! {
     }
 }
 
-/// Krypton retries a failing run with a growing pause.
-#[derive(Debug, Default)]
-struct HelmRunsBackOff {
-    starts: BTreeMap<(String, Option<String>), VecDeque<Millis>>,
-}
-
-impl Oracle for HelmRunsBackOff {
-    fn name(&self) -> &'static str {
-        "helm-runs-back-off"
-    }
-
+invariant! {
+    /// Krypton retries a failing run with a growing pause.
+    HelmRunsBackOff {
+        starts: BTreeMap<(String, Option<String>), VecDeque<Millis>>,
+    },
+    "helm-runs-back-off",
     fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
         let key = (run.release.clone(), run.cluster.clone());
         let starts = self.starts.entry(key).or_default();
@@ -386,7 +355,7 @@ impl Oracle for HelmRunsBackOff {
     }
 }
 
-stateless! {
+invariant! {
     /// The number of revisions of a release is bounded.
     HistoryIsBounded, "history-is-bounded",
     fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {

@@ -6,7 +6,7 @@ use krypton_types::names::{GROUP, tenant_release};
 use serde_json::Value;
 
 use super::view::{is_krypton, workspace};
-use super::{CheckResult, Oracle, View, ensure, stateless};
+use super::{CheckResult, Oracle, View, ensure, invariant};
 use crate::faults::RESTORE_WRITER;
 use crate::object::{condition, number, text};
 use crate::observe::{Event, Observation};
@@ -20,15 +20,6 @@ const MAX_STATE_AGE: Millis = 120_000;
 /// Largest status in bytes.
 const MAX_STATUS_SIZE: usize = 64 * 1024;
 
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(ObservedGenerationIsTrue),
-        Box::new(ReadyFollowsDeployment::default()),
-        Box::new(ConditionsAreUnique),
-        Box::new(StatusIsBounded),
-    ]
-}
-
 /// A change of one of Krypton's objects by Krypton.
 fn krypton_change(observation: &Observation) -> Option<(&str, &Change, &Value)> {
     match &observation.event {
@@ -41,7 +32,7 @@ fn krypton_change(observation: &Observation) -> Option<(&str, &Change, &Value)> 
     }
 }
 
-stateless! {
+invariant! {
     /// `observedGeneration` never exceeds the generation and never decreases.
     ObservedGenerationIsTrue, "observed-generation-is-true",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
@@ -66,18 +57,13 @@ stateless! {
     }
 }
 
-/// A Tenant becomes ready only after its release was deployed.
-#[derive(Debug, Default)]
-struct ReadyFollowsDeployment {
-    /// When each release was last known as deployed, by cluster and name.
-    deployed: BTreeMap<(String, String), Millis>,
-}
-
-impl Oracle for ReadyFollowsDeployment {
-    fn name(&self) -> &'static str {
-        "ready-follows-deployment"
-    }
-
+invariant! {
+    /// A Tenant becomes ready only after its release was deployed.
+    ReadyFollowsDeployment {
+        /// When each release was last known as deployed, by cluster and name.
+        deployed: BTreeMap<(String, String), Millis>,
+    },
+    "ready-follows-deployment",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         if let Event::Change { cluster, change } = &observation.event {
             for secret in [&change.before, &change.after].into_iter().flatten() {
@@ -115,7 +101,7 @@ impl Oracle for ReadyFollowsDeployment {
     }
 }
 
-stateless! {
+invariant! {
     /// The conditions of an object have different types, and each has a reason.
     ConditionsAreUnique, "conditions-are-unique",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
@@ -133,7 +119,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// The status of an object is bounded.
     StatusIsBounded, "status-is-bounded",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {

@@ -5,22 +5,12 @@ use krypton_helm::releases::{Declarations, ObjectId, objects};
 use serde_json::Value;
 
 use super::view::{is_helm, is_product, revision_number};
-use super::{Change, CheckResult, Oracle, Update, View, ensure, stateless};
+use super::{Change, CheckResult, Oracle, Update, View, ensure, invariant};
 use crate::faults::{REBUILD_WRITER, RESTORE_WRITER};
 use crate::object::{annotation, text};
 use crate::plan::Settings;
 
-pub(super) fn invariants() -> Vec<Box<dyn Oracle>> {
-    vec![
-        Box::new(FailedUpgradeKeepsDeployed),
-        Box::new(RevisionsRise),
-        Box::new(LockedRevisionsStay),
-        Box::new(ObjectsOfReleaseStay),
-        Box::new(UidNeverChanges),
-    ]
-}
-
-stateless! {
+invariant! {
     /// If Helm reports an upgrade as failed, the previously deployed revision stays deployed.
     FailedUpgradeKeepsDeployed, "failed-upgrade-keeps-deployed",
     fn check_update(&mut self, view: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
@@ -43,7 +33,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// A new revision of a release has a higher number than all earlier ones.
     RevisionsRise, "revisions-rise",
     fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
@@ -63,7 +53,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Krypton deletes no readable revision that a dead Helm process left locked. Only Helm ends such a revision.
     LockedRevisionsStay, "locked-revisions-stay",
     fn check_change(&mut self, _: &View, _: &str, change: &Change) -> CheckResult {
@@ -78,7 +68,7 @@ stateless! {
     }
 }
 
-stateless! {
+invariant! {
     /// Krypton and Helm delete no object that the newest revision of a wanted release contains.
     ObjectsOfReleaseStay, "objects-of-release-stay",
     fn check_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
@@ -130,7 +120,7 @@ fn declares(revision: &Value, object: &Value) -> bool {
     })
 }
 
-stateless! {
+invariant! {
     /// Krypton and Helm never change the UID of an object in one write.
     UidNeverChanges, "uid-never-changes",
     fn check_update(&mut self, _: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
