@@ -54,6 +54,10 @@ pub(crate) fn condition<'a>(object: &'a Value, kind: &str) -> Option<(&'a str, &
     Some((text(condition, "/status"), text(condition, "/reason")))
 }
 
+pub(crate) fn has_true_condition(object: &Value, kind: &str) -> bool {
+    condition(object, kind).is_some_and(|(status, _)| status == "True")
+}
+
 fn find_condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     let mut conditions = field(object, "/status/conditions")?.as_array()?.iter();
     conditions.find(|condition| text(condition, "/type") == kind)

@@ -36,7 +36,7 @@ pub const VALUES_CONFIG_MAP: &str = "fleet-values";
 pub const FOREVER: Millis = Millis::MAX;
 
 /// Shape of the fleet and of the run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Number of hubs, 1 or 2.
     pub hubs: u32,
@@ -83,8 +83,9 @@ pub struct PlannedTenant {
 }
 
 /// The chart that the fleet installs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Chart {
+    #[default]
     Plain,
     /// With hooks before and after.
     Hooks,

@@ -33,7 +33,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::chart;
 use crate::conductor::{Program, ProgramContext, Simulation};
-use crate::object::condition;
+use crate::object::has_true_condition;
 use crate::plan::{
     COPY_PREFIX, Chart, Edge, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE,
     UNTRUSTED_NAMESPACE, VALUES_CONFIG_MAP,
@@ -352,11 +352,6 @@ fn serves_tenants(simulation: &Simulation, cluster: &str) -> bool {
     let crds = ("apiextensions.k8s.io", "customresourcedefinitions");
     let crd = find_object(simulation, cluster, crds, "", "tenants.mesh.openkcm.io");
     crd.is_some_and(|crd| has_true_condition(&crd, "Established"))
-}
-
-/// Returns whether the condition of this type is true.
-fn has_true_condition(object: &Value, kind: &str) -> bool {
-    condition(object, kind).is_some_and(|(status, _)| status == "True")
 }
 
 /// Returns an object of a cluster.

@@ -6,9 +6,9 @@ use krypton_types::names::{EPOCH_CONFIG_MAP, HUB_LEASE};
 
 use super::leases::MEMBER_LEASE;
 use super::releases::started_run;
-use super::view::{agent_cluster, holder, is_krypton, is_product, object_update};
+use super::view::{agent_cluster, holder, is_disconnected, is_krypton, is_product, object_update};
 use super::{AttributedWrite, CheckResult, Oracle, Phase, View, ensure, invariant};
-use crate::object::{condition, text};
+use crate::object::text;
 use crate::observe::{END_PREFIX, Event, HelmEnd, Observation};
 use crate::plan::{Access, Action, FOREVER, HOME, TenantAction};
 use crate::time::Millis;
@@ -305,11 +305,8 @@ invariant! {
         let key = &change.key;
         let takes_epoch = key.name == EPOCH_CONFIG_MAP && is_krypton(&change.by);
         ensure(!takes_epoch, || "a hub takes a new epoch".to_owned())?;
-        let connected_status = |object| condition(object, "Connected").map(|(status, _)| status);
-        let is_disconnected = key.resource == "edgeclusters"
-            && connected_status(before) == Some("True")
-            && connected_status(after) != Some("True");
-        ensure(!is_disconnected, || {
+        let is_member = key.resource == "edgeclusters";
+        ensure(!is_member || !is_disconnected(before, after), || {
             format!("{} is no longer connected", key.name)
         })
     }

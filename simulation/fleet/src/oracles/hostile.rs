@@ -6,17 +6,13 @@ use krypton_types::names::{EPOCH_CONFIG_MAP, GROUP, PLACED_ON_ANNOTATION};
 use serde_json::Value;
 
 use super::handover::{UnexpectedAction, changes_content};
-use super::view::{is_krypton, object_update};
+use super::view::{RECOVERY, WATCH_LAG, is_disconnected, is_krypton, object_update, state_version};
 use super::{CheckResult, Oracle, Phase, Update, View, ensure, invariant};
-use crate::object::{annotation, condition, number, text};
+use crate::object::{annotation, condition, text};
 use crate::observe::{END_PREFIX, Event, Observation};
 use crate::plan::{Action, HOME};
 use crate::time::Millis;
 
-/// Time in which the hub sees a change by people.
-const WATCH_LAG: Millis = 30_000;
-/// Time in which all processes notice a restored or hanging store.
-const RECOVERY: Millis = 120_000;
 /// Time in which a member applies a new desired state.
 const APPLY_TIME: Millis = 60_000;
 /// The hub follows no second claim of a member within this time. Each later pause is twice as long.
@@ -32,7 +28,7 @@ invariant! {
             || change.key.resource != "tenants"
             || !is_krypton(&change.by)
             || named.is_empty()
-            || view.restored_within(HOME, RECOVERY)
+            || view.recently_restored(HOME)
             || view.hung_within(HOME, RECOVERY)
             || view.time_since_change(HOME, &change.key) <= WATCH_LAG
         {
@@ -111,10 +107,7 @@ invariant! {
             return Ok(());
         }
         self.record_progress(view, &key.name, after, observation.at);
-        let connected_status = |object| condition(object, "Connected").map(|(status, _)| status);
-        let is_disconnected =
-            connected_status(before) == Some("True") && connected_status(after) != Some("True");
-        ensure(!is_disconnected, || {
+        ensure(!is_disconnected(before, after), || {
             format!("{} is no longer connected", key.name)
         })
     }
@@ -141,11 +134,8 @@ impl HostileAgentHarmsNoOther {
 
     /// Records whether a member has applied its desired state.
     fn record_progress(&mut self, view: &View, name: &str, member: &Value, at: Millis) {
-        let version = |field: &str| {
-            let number = |part: &str| number(member, &format!("/status/{field}/{part}"));
-            (number("epoch"), number("generation"))
-        };
-        if view.must_converge(name) && version("desired") != version("applied") {
+        let has_applied = state_version(member, "desired") == state_version(member, "applied");
+        if view.must_converge(name) && !has_applied {
             self.behind.entry(name.to_owned()).or_insert(at);
         } else {
             self.behind.remove(name);

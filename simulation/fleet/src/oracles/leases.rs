@@ -26,8 +26,6 @@ const MAX_HELM_AGE: Millis = 46_500;
 const MAX_WRITE_AGE: Millis = 10_000;
 /// An API server carries out its waiting requests this soon after it has stopped hanging.
 const LATE_REQUESTS: Millis = 2_000;
-/// Time in which all processes notice a restored store.
-const RECOVERY: Millis = 120_000;
 
 invariant! {
     /// A process takes a Lease over only after its duration without a renewal, or after the holder released it.
@@ -60,7 +58,7 @@ invariant! {
             || before.is_empty()
             || after.is_empty()
             || change.by == RESTORE_WRITER
-            || view.restored_within(cluster, RECOVERY)
+            || view.recently_restored(cluster)
             || is_same_pod(&before, after)
             || view.now - at >= limit;
         ensure(is_allowed, || {
@@ -83,7 +81,7 @@ invariant! {
         let Some(cluster) = run.cluster.as_deref() else {
             return Ok(());
         };
-        if view.restored_within(cluster, RECOVERY) {
+        if view.recently_restored(cluster) {
             return Ok(());
         }
         let Some(renewal) = view.renewal(cluster, MEMBER_LEASE) else {
@@ -109,7 +107,7 @@ invariant! {
             let Some(cluster) = run.cluster.as_deref() else {
                 continue;
             };
-            if view.restored_within(cluster, RECOVERY) {
+            if view.recently_restored(cluster) {
                 continue;
             }
             let renewed_at = view
@@ -179,7 +177,7 @@ invariant! {
             self.renewals.insert(write.host.to_owned(), view.now);
         }
         let may_be_late = view.hung_within(HOME, LATE_REQUESTS);
-        if !changes_status(write) || may_be_late || view.restored_within(HOME, RECOVERY) {
+        if !changes_status(write) || may_be_late || view.recently_restored(HOME) {
             return Ok(());
         }
         let Some(renewed_at) = self.renewals.get(write.host) else {

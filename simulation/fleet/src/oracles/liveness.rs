@@ -15,9 +15,11 @@ use kube::CustomResourceExt as _;
 use serde_json::Value;
 
 use super::leases::MEMBER_LEASE;
-use super::view::{is_krypton, is_product, is_ready, reconciling_member, workspace};
+use super::view::{is_krypton, is_product, is_ready, reconciling_member, state_version, workspace};
 use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, invariant};
-use crate::object::{annotation, condition, condition_text, is_terminating, label, number, text};
+use crate::object::{
+    annotation, condition, condition_text, has_true_condition, is_terminating, label, text,
+};
 use crate::plan::{Chart, HOME, Settings};
 use crate::time::Millis;
 
@@ -105,8 +107,7 @@ invariant! {
             ensure(!must_join || has_joined, || format!("{} has no EdgeCluster", edge.name))?;
         }
         for (name, member) in view.converging_members().filter(|(name, _)| *name != SELF_CLUSTER) {
-            let is_connected = condition(member, "Connected");
-            let is_connected = is_connected.is_some_and(|(status, _)| status == "True");
+            let is_connected = has_true_condition(member, "Connected");
             ensure(is_connected || view.all_hubs_lost, || {
                 format!("{name} is not connected: {}", condition_text(member, "Connected"))
             })?;
@@ -171,11 +172,7 @@ invariant! {
     DesiredStateIsApplied, "desired-state-is-applied",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         for (name, member) in view.converging_members() {
-            let version = |field: &str| {
-                let number = |part: &str| number(member, &format!("/status/{field}/{part}"));
-                (number("epoch"), number("generation"))
-            };
-            let (desired, applied) = (version("desired"), version("applied"));
+            let [desired, applied] = ["desired", "applied"].map(|field| state_version(member, field));
             ensure(desired == applied || view.all_hubs_lost, || {
                 format!("{name} has applied {applied:?} of {desired:?}")
             })?;

@@ -15,7 +15,6 @@ use crate::observe::Observation;
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE, TWIN_SUFFIX};
 use crate::time::Millis;
 
-const RECOVERY: Millis = 120_000;
 /// A member that has existed this long has reported its Tenants.
 const REPORTING_TIME: Millis = 120_000;
 
@@ -70,7 +69,7 @@ invariant! {
     /// The hub never changes the cluster on which it has placed a Tenant.
     PlacementStays, "placement-stays",
     fn check_update(&mut self, view: &View, update: Update<'_>) -> CheckResult {
-        match view.restored_within(HOME, RECOVERY) {
+        match view.recently_restored(HOME) {
             true => Ok(()),
             false => ensure_not_replaced(update, "tenants", "/status/placement/clusterUid"),
         }
@@ -163,7 +162,7 @@ invariant! {
         if cluster != HOME
             || change.key.resource != "tenants"
             || !is_product(&change.by)
-            || view.restored_within(HOME, RECOVERY)
+            || view.recently_restored(HOME)
             || after.pointer("/status/summary").is_some()
         {
             return Ok(());

@@ -3,19 +3,16 @@
 use krypton_types::names::{CA_SECRET, GROUP, MANAGED_BY_HUB, MANAGED_BY_LABEL};
 use serde_json::{Value, json};
 
-use super::view::starts_deletion;
+use super::view::{WATCH_LAG, starts_deletion};
 use super::{Change, CheckResult, Oracle, View, ensure, invariant};
 use crate::chart::PLANTED_SECRET;
 use crate::faults::FOREIGN_PREFIX;
 use crate::object::label;
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::plan::{Action, HOME, SYSTEM_NAMESPACE};
-use crate::time::Millis;
 
 /// Label on namespaces that Krypton has created.
 const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
-const WATCH_LAG: Millis = 30_000;
-const RECOVERY: Millis = 120_000;
 
 invariant! {
     /// Krypton keeps labels, annotations and finalizers that people have added to its objects.
@@ -116,7 +113,7 @@ invariant! {
         let occupant_entry = objects.find(|(key, object)| {
             label(object, &occupant).is_some() && view.time_since_change(cluster, key) > WATCH_LAG
         });
-        let was_restored = view.restored_within(cluster, RECOVERY);
+        let was_restored = view.recently_restored(cluster);
         match occupant_entry.filter(|_| view.calm_time() > WATCH_LAG && !was_restored) {
             Some((occupant, _)) => Err(format!(
                 "{} deletes the namespace {} with {}",
@@ -154,7 +151,7 @@ invariant! {
 
     fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
         let key = &change.key;
-        let may_change = self.is_rotation_requested || view.restored_within(HOME, RECOVERY);
+        let may_change = self.is_rotation_requested || view.recently_restored(HOME);
         let is_ca = cluster == HOME && key.resource == "secrets" && key.name == CA_SECRET;
         if !is_ca || may_change {
             return Ok(());

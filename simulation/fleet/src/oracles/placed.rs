@@ -9,14 +9,15 @@ use krypton_types::names::{
 use serde_json::{Value, json};
 
 use super::releases::tenant_of_run;
-use super::view::{is_krypton, is_placed_copy, krypton_key, reconciling_member, starts_deletion};
+use super::view::{
+    WATCH_LAG, is_krypton, is_placed_copy, krypton_key, reconciling_member, starts_deletion,
+};
 use super::{Change, CheckResult, Oracle, Run, Update, View, ensure, invariant};
-use crate::object::{annotation, condition, condition_text, is_terminating, text};
+use crate::object::{
+    annotation, condition, condition_text, has_true_condition, is_terminating, text,
+};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
-
-/// Time in which an order arrives, if no fault delays it.
-const WATCH_LAG: Millis = 30_000;
 
 impl View {
     /// Whether the member allows Tenants of home's namespace.
@@ -45,7 +46,7 @@ invariant! {
         }
         for (key, tenant) in view.objects(HOME, GROUP, "tenants") {
             let member = annotation(tenant, PLACED_ON_ANNOTATION).unwrap_or_default();
-            let is_placed = condition(tenant, "Placed").is_some_and(|(status, _)| status == "True");
+            let is_placed = has_true_condition(tenant, "Placed");
             for cluster in view.settings.edges.iter().map(|edge| edge.name.as_str()) {
                 let copy = view.placed_copy(tenant, cluster);
                 ensure(cluster == member || copy.is_none(), || {

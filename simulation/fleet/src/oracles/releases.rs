@@ -9,7 +9,9 @@ use krypton_types::names::{
 };
 use serde_json::Value;
 
-use super::view::{ReleaseOwner, Run, finalizer_removal, is_placed_copy, is_product, krypton_key};
+use super::view::{
+    ReleaseOwner, Run, WATCH_LAG, finalizer_removal, is_placed_copy, is_product, krypton_key,
+};
 use super::{Change, CheckResult, Oracle, View, ensure, invariant};
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
@@ -17,10 +19,6 @@ use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
 use crate::user_client::PEOPLE;
 
-/// Time in which a watch delivers a change to a process, if no fault delays it.
-const WATCH_LAG: Millis = 30_000;
-/// Krypton forgets the effects of a fault in this time.
-const RECOVERY: Millis = 120_000;
 /// More runs of one release in a minute mean that the back-off fails.
 const MAX_RUNS_PER_MINUTE: usize = 30;
 /// Two revisions, 16 failed installations and 16 failed upgrades, and the running attempt.
@@ -143,7 +141,7 @@ invariant! {
         let is_protected = has_finalizer(tenant, TENANT_FINALIZER)
             || is_terminating(tenant)
             // The finalizer of a Tenant that returned from a snapshot, or that was recreated, follows.
-            || view.restored_within(cluster, RECOVERY)
+            || view.recently_restored(cluster)
             || view.time_since_change(cluster, &key) < WATCH_LAG && view.calm_time() < WATCH_LAG;
         ensure(is_protected, || format!("{} installs {} without a finalizer", run.host, run.release))
     }
@@ -161,7 +159,7 @@ invariant! {
             || annotation(before, ORPHAN_ANNOTATION) == Some("true")
             // Krypton keeps the releases of a CRD that is being deleted.
             || !view.has_tenant_crd(cluster)
-            || view.restored_within(cluster, RECOVERY)
+            || view.recently_restored(cluster)
         {
             return Ok(());
         }
@@ -280,7 +278,7 @@ invariant! {
             ReleaseOwner::Unknown => false,
         };
         ensure(
-            !is_orphaned || view.restored_within(cluster, RECOVERY),
+            !is_orphaned || view.recently_restored(cluster),
             || format!("{} uninstalls the orphan {}", run.host, run.release),
         )
     }

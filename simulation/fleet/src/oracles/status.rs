@@ -8,13 +8,12 @@ use serde_json::Value;
 use super::view::{is_krypton, workspace};
 use super::{CheckResult, Oracle, View, ensure, invariant};
 use crate::faults::RESTORE_WRITER;
-use crate::object::{condition, number, text};
+use crate::object::{has_true_condition, number, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings};
 use crate::time::Millis;
 use krypton_sim_apiserver::server::Change;
 
-const RECOVERY: Millis = 120_000;
 /// A process acts on a state that is at most this old.
 const MAX_STATE_AGE: Millis = 120_000;
 /// Largest status in bytes.
@@ -39,7 +38,7 @@ invariant! {
         let Some((cluster, change, after)) = krypton_change(observation) else {
             return Ok(());
         };
-        if change.by == RESTORE_WRITER || view.restored_within(cluster, RECOVERY) {
+        if change.by == RESTORE_WRITER || view.recently_restored(cluster) {
             return Ok(());
         }
         let observed = |object: &Value| number(object, "/status/observedGeneration");
@@ -77,8 +76,7 @@ invariant! {
         let Some((cluster, change, after)) = krypton_change(observation) else {
             return Ok(());
         };
-        let is_ready =
-            |object: &Value| condition(object, "Ready").is_some_and(|(status, _)| status == "True");
+        let is_ready = |object: &Value| has_true_condition(object, "Ready");
         let becomes_ready = is_ready(after) && !change.before.as_deref().is_some_and(is_ready);
         let is_current =
             number(after, "/status/observedGeneration") == number(after, "/metadata/generation");

@@ -9,10 +9,17 @@ use krypton_sim_apiserver::server::{Change, Key};
 use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL};
 use serde_json::Value;
 
-use crate::object::{annotation, condition, has_finalizer, is_terminating, label, number, text};
+use crate::object::{
+    annotation, has_finalizer, has_true_condition, is_terminating, label, number, text,
+};
 use crate::observe::{Event, Observation};
 use crate::plan::{Action, COPY_PREFIX, HOME, Plan, ServerFault, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
+
+/// Time in which a watch delivers a change to a process, if no fault delays it.
+pub(crate) const WATCH_LAG: Millis = 30_000;
+/// Time in which all processes notice a fault of a store, and recover from it.
+pub(crate) const RECOVERY: Millis = 120_000;
 
 /// The phase of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,7 +64,7 @@ pub(crate) struct Renewal {
 }
 
 /// State of the fleet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct View {
     pub(crate) settings: Settings,
     /// A member that a permanent fault separates.
@@ -112,30 +119,9 @@ impl View {
             settings: plan.settings.clone(),
             separated_member: plan.separated_member().map(str::to_owned),
             all_hubs_lost: plan.loses_all_hubs(),
-            now: 0,
-            phase: Phase::Start,
-            phase_start: 0,
             stores: clusters.map(|name| (name, BTreeMap::new())).collect(),
-            last_changes: BTreeMap::new(),
-            unattributed_changes: Vec::new(),
-            helm_runs: BTreeMap::new(),
-            renewals: BTreeMap::new(),
-            active_faults: Vec::new(),
-            calm_since: 0,
-            last_hang_ends: BTreeMap::new(),
-            busy_until: 0,
-            suspended_until: 0,
-            last_restores: BTreeMap::new(),
-            partly_restored: BTreeSet::new(),
-            wrong_clocks: BTreeSet::new(),
-            wanted_tenants: BTreeMap::new(),
-            wanted_deployments: BTreeMap::new(),
             chart_version: 1,
-            tenant_pauses: BTreeMap::new(),
-            member_pauses: BTreeMap::new(),
-            orphaned_deployments: BTreeMap::new(),
-            decommissioning: BTreeSet::new(),
-            missing_workloads: BTreeMap::new(),
+            ..Self::default()
         }
     }
 
@@ -274,10 +260,10 @@ impl View {
         delays.sum()
     }
 
-    /// Whether the etcd of a cluster was restored within this time.
-    pub(crate) fn restored_within(&self, cluster: &str, time: Millis) -> bool {
+    /// Whether the etcd of a cluster was restored within [`RECOVERY`].
+    pub(crate) fn recently_restored(&self, cluster: &str) -> bool {
         let restored_at = self.last_restores.get(cluster);
-        restored_at.is_some_and(|at| self.now - at <= time)
+        restored_at.is_some_and(|at| self.now - at <= RECOVERY)
     }
 
     /// Whether the clock of the API server was ever wrong.
@@ -446,5 +432,15 @@ pub(crate) fn workspace(tenant: &Value) -> &str {
 /// Whether the object is ready at its generation.
 pub(crate) fn is_ready(object: &Value) -> bool {
     number(object, "/status/observedGeneration") == number(object, "/metadata/generation")
-        && condition(object, "Ready").is_some_and(|(status, _)| status == "True")
+        && has_true_condition(object, "Ready")
+}
+
+/// Whether the hub no longer shows an EdgeCluster as connected.
+pub(crate) fn is_disconnected(before: &Value, after: &Value) -> bool {
+    has_true_condition(before, "Connected") && !has_true_condition(after, "Connected")
+}
+
+/// Epoch and generation of the desired or applied state of an EdgeCluster.
+pub(crate) fn state_version(member: &Value, field: &str) -> [Option<u64>; 2] {
+    ["epoch", "generation"].map(|part| number(member, &format!("/status/{field}/{part}")))
 }

@@ -293,13 +293,7 @@ impl FromStr for Plan {
             seed: 0,
             settings: Settings {
                 hubs: 1,
-                edges: Vec::new(),
-                tenants: Vec::new(),
-                self_cluster: false,
-                chaos: 0,
-                quiet: 0,
-                chart: Chart::Plain,
-                at_start: None,
+                ..Settings::default()
             },
             steps: Vec::new(),
         };
