@@ -199,8 +199,7 @@ mod tests {
             named["spec"] = json!({"clusterRef": {"secretName": "edge-1"}});
             let kind = format!("ClusterReady/{member}");
             let conditions = json!([{"type": kind, "status": "False", "reason": "Failed"}]);
-            let mut history = History::new();
-            history
+            History::new()
                 .put("people", "home", named.clone())
                 .wait(WATCH_LAG + 1)
                 .renew_leases()
@@ -209,8 +208,8 @@ mod tests {
                     "home",
                     named,
                     &json!({"status": {"conditions": conditions}}),
-                );
-            assert_eq!(history.violated_oracle(), oracle, "{member}");
+                )
+                .assert_outcome(oracle);
         }
     }
 
@@ -233,9 +232,9 @@ mod tests {
         for (member, oracle) in [("edge-1", None), ("edge-2", Some(HARMS_NO_OTHER))] {
             let conditions = json!([{"type": "Connected", "status": "False", "reason": "Away"}]);
             let lost = json!({"status": {"conditions": conditions}});
-            let mut history = lying(&["edge-1", "edge-2"]);
-            history.patch("hub-0", "home", edge_cluster(member), &lost);
-            assert_eq!(history.violated_oracle(), oracle, "{member}");
+            lying(&["edge-1", "edge-2"])
+                .patch("hub-0", "home", edge_cluster(member), &lost)
+                .assert_outcome(oracle);
         }
     }
 
@@ -247,12 +246,11 @@ mod tests {
             ("edge-2", APPLY_TIME + 1, Some(HARMS_NO_OTHER)),
         ] {
             let newer = json!({"status": {"desired": {"epoch": 1, "generation": 5}}});
-            let mut history = lying(&["edge-1", "edge-2"]);
-            history
+            lying(&["edge-1", "edge-2"])
                 .patch("hub-0", "home", edge_cluster(member), &newer)
                 .wait(pause)
-                .renew_leases();
-            assert_eq!(history.violated_oracle(), oracle, "{member} {pause}");
+                .renew_leases()
+                .assert_outcome(oracle);
         }
     }
 }

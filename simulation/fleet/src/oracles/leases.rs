@@ -291,77 +291,70 @@ mod tests {
                 Some("lease-takeover-waits"),
             ),
         ] {
-            let mut history = History::new();
-            history
+            History::new()
                 .put(host, cluster, lease(name, "one/1"))
                 .wait(pause)
-                .put(host, cluster, lease(name, "other/1"));
-            assert_eq!(history.violated_oracle(), oracle, "{name} {pause}");
+                .put(host, cluster, lease(name, "other/1"))
+                .assert_outcome(oracle);
         }
     }
 
     #[test]
     fn released_lease_is_taken_immediately() {
-        let mut history = History::new();
-        history
+        History::new()
             .put("hub-0", "home", lease(HUB_LEASE, "hub/hub-0/1"))
             .put("hub-0", "home", lease(HUB_LEASE, ""))
-            .put("hub-1", "home", lease(HUB_LEASE, "hub/hub-1/1"));
-        history.assert_no_violation();
+            .put("hub-1", "home", lease(HUB_LEASE, "hub/hub-1/1"))
+            .assert_no_violation();
     }
 
     #[test]
     fn restarted_container_takes_its_lease() {
-        let mut history = History::new();
-        history
+        History::new()
             .put(AGENT, "edge-1", lease(MEMBER_LEASE, "agent/a/1@pod"))
-            .put(AGENT, "edge-1", lease(MEMBER_LEASE, "agent/a/2@pod"));
-        history.assert_no_violation();
+            .put(AGENT, "edge-1", lease(MEMBER_LEASE, "agent/a/2@pod"))
+            .assert_no_violation();
     }
 
     #[test]
     fn late_start_of_helm_is_found() {
         for (pause, oracle) in [(29_000, None), (32_000, Some("helm-starts-under-lease"))] {
-            let mut history = History::new();
-            history
+            History::new()
                 .put("people", "edge-1", tenant())
                 .renew_leases()
                 .wait(pause)
-                .start_helm(1, AGENT, "upgrade", RELEASE);
-            assert_eq!(history.violated_oracle(), oracle, "{pause}");
+                .start_helm(1, AGENT, "upgrade", RELEASE)
+                .assert_outcome(oracle);
         }
     }
 
     #[test]
     fn helm_under_another_lease_is_found() {
-        let mut history = History::new();
-        history
+        History::new()
             .put("people", "edge-1", tenant())
             .renew_leases()
-            .start_helm(1, "hub-0", "upgrade", RELEASE);
-        history.assert_violated("helm-starts-under-lease");
+            .start_helm(1, "hub-0", "upgrade", RELEASE)
+            .assert_violated("helm-starts-under-lease");
     }
 
     #[test]
     fn helm_of_a_standby_is_found() {
         for (host, oracle) in [("hub-0", None), ("hub-1", Some("only-leaders-act"))] {
-            let mut history = History::new();
-            history
+            History::new()
                 .renew_leases()
-                .start_helm(1, host, "upgrade", "ced-d0");
-            assert_eq!(history.violated_oracle(), oracle, "{host}");
+                .start_helm(1, host, "upgrade", "ced-d0")
+                .assert_outcome(oracle);
         }
     }
 
     #[test]
     fn member_lease_of_a_standby_is_found() {
         for (host, oracle) in [("hub-0", None), ("hub-1", Some("only-leaders-act"))] {
-            let mut history = History::new();
-            history
+            History::new()
                 .renew_leases()
                 .put("hub-0", "edge-2", lease(MEMBER_LEASE, ""))
-                .put(host, "edge-2", lease(MEMBER_LEASE, "hub/one/1/edge-2"));
-            assert_eq!(history.violated_oracle(), oracle, "{host}");
+                .put(host, "edge-2", lease(MEMBER_LEASE, "hub/one/1/edge-2"))
+                .assert_outcome(oracle);
         }
     }
 
@@ -448,11 +441,10 @@ mod tests {
             ((2, 4), Some("recorded-state-never-goes-back")),
             ((1, 9), Some("recorded-state-never-goes-back")),
         ] {
-            let mut history = History::new();
-            history
+            History::new()
                 .put(AGENT, "edge-1", record(2, 5))
-                .put(AGENT, "edge-1", record(next.0, next.1));
-            assert_eq!(history.violated_oracle(), oracle, "{next:?}");
+                .put(AGENT, "edge-1", record(next.0, next.1))
+                .assert_outcome(oracle);
         }
     }
 }

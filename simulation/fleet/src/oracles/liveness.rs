@@ -516,12 +516,11 @@ mod tests {
             (last_seen, None),
             (other, Some("idle-fleet-writes-nothing")),
         ] {
-            let mut history = History::converged();
-            history
+            History::converged()
                 .enter_phase(Phase::Quiet)
                 .wait(SETTLE_TIME + 1)
-                .patch("hub-0", "home", edge_cluster("edge-1"), &patch);
-            assert_eq!(history.violated_oracle(), oracle);
+                .patch("hub-0", "home", edge_cluster("edge-1"), &patch)
+                .assert_outcome(oracle);
         }
     }
 
@@ -531,11 +530,10 @@ mod tests {
             (Phase::Converge, None),
             (Phase::Quiet, Some("idle-fleet-runs-no-helm")),
         ] {
-            let mut history = History::converged();
-            history
+            History::converged()
                 .enter_phase(phase)
-                .start_helm(1, AGENT, "upgrade", RELEASE);
-            assert_eq!(history.violated_oracle(), oracle);
+                .start_helm(1, AGENT, "upgrade", RELEASE)
+                .assert_outcome(oracle);
         }
     }
 }

@@ -274,9 +274,10 @@ mod tests {
         for (mode, oracle) in [("none", None), ("proxy", Some("twin-rests"))] {
             let mut twin = edge_cluster("edge-2-twin");
             twin["status"]["mode"] = json!(mode);
-            let mut history = History::new();
-            history.renew_leases().put("hub-0", "home", twin);
-            assert_eq!(history.violated_oracle(), oracle);
+            History::new()
+                .renew_leases()
+                .put("hub-0", "home", twin)
+                .assert_outcome(oracle);
         }
     }
 
@@ -302,12 +303,11 @@ mod tests {
     fn new_source_of_a_member_is_found() {
         let source = |name: &str| json!({"spec": {"sourceRef": {"kind": "Secret", "name": name}}});
         for (by, oracle) in [("people", None), ("hub-0", Some("source-stays"))] {
-            let mut history = History::new();
-            history
+            History::new()
                 .renew_leases()
                 .put("hub-0", "home", edge_cluster("edge-1"))
-                .patch(by, "home", edge_cluster("edge-1"), &source("other"));
-            assert_eq!(history.violated_oracle(), oracle);
+                .patch(by, "home", edge_cluster("edge-1"), &source("other"))
+                .assert_outcome(oracle);
         }
     }
 
@@ -327,17 +327,17 @@ mod tests {
 
     #[test]
     fn deletion_of_a_placed_tenant_needs_an_order() {
-        let mut good = History::new();
-        good.put("people", "home", on_home())
+        History::new()
+            .put("people", "home", on_home())
             .put("agent-edge-1", "edge-1", placed())
             .patch("people", "home", on_home(), &deletion_patch())
-            .patch("agent-edge-1", "edge-1", placed(), &deletion_patch());
-        good.assert_no_violation();
-        let mut bad = History::new();
-        bad.put("people", "home", on_home())
+            .patch("agent-edge-1", "edge-1", placed(), &deletion_patch())
+            .assert_no_violation();
+        History::new()
+            .put("people", "home", on_home())
             .put("agent-edge-1", "edge-1", placed())
-            .patch("agent-edge-1", "edge-1", placed(), &deletion_patch());
-        bad.assert_violated("placed-tenant-goes-by-order");
+            .patch("agent-edge-1", "edge-1", placed(), &deletion_patch())
+            .assert_violated("placed-tenant-goes-by-order");
     }
 
     #[test]
@@ -366,8 +366,7 @@ mod tests {
         ]}});
         let without = json!({"status": {"conditions": []}});
         for (pause, oracle) in [(10_000, None), (130_000, Some("member-stays-in-status"))] {
-            let mut history = History::new();
-            history
+            History::new()
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .put("people", "edge-1", tenant())
                 .put("people", "home", tenant())
@@ -375,8 +374,8 @@ mod tests {
                 .patch("hub-0", "home", tenant(), &ready)
                 .wait(pause)
                 .renew_leases()
-                .patch("hub-0", "home", tenant(), &without);
-            assert_eq!(history.violated_oracle(), oracle);
+                .patch("hub-0", "home", tenant(), &without)
+                .assert_outcome(oracle);
         }
     }
 

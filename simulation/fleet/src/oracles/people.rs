@@ -242,12 +242,11 @@ mod tests {
                 Some("foreign-fields-stay"),
             ),
         ] {
-            let mut history = History::new();
-            history
+            History::new()
                 .put("people", "edge-1", tenant())
                 .patch("people", "edge-1", tenant(), &foreign)
-                .patch(actor, "edge-1", tenant(), &patch);
-            assert_eq!(history.violated_oracle(), oracle, "{patch}");
+                .patch(actor, "edge-1", tenant(), &patch)
+                .assert_outcome(oracle);
         }
     }
 
@@ -255,46 +254,39 @@ mod tests {
     fn changed_spec_is_found() {
         let spec = json!({"spec": {"workspace": "other"}});
         for (actor, oracle) in [("people", None), (AGENT, Some("specs-belong-to-people"))] {
-            let mut history = History::new();
-            history
+            History::new()
                 .put("people", "edge-1", tenant())
-                .patch(actor, "edge-1", tenant(), &spec);
-            assert_eq!(history.violated_oracle(), oracle);
+                .patch(actor, "edge-1", tenant(), &spec)
+                .assert_outcome(oracle);
         }
     }
 
     #[test]
     fn deletion_of_a_tenant_by_krypton_is_found() {
-        let mut history = History::new();
-        history
+        History::new()
             .put("people", "edge-1", tenant())
             .patch("people", "edge-1", tenant(), &deletion_patch())
-            .delete(AGENT, "edge-1", &tenant());
-        history.assert_no_violation();
+            .delete(AGENT, "edge-1", &tenant())
+            .assert_no_violation();
         let mut history = History::new();
         history
             .put("people", "edge-1", tenant())
             .delete(AGENT, "edge-1", &tenant());
         assert!(history.violated_oracle().is_some());
         let check = ObjectsOfPeopleStay::default().name();
-        let mut history = History::new();
-        history.put("people", "edge-1", tenant()).patch(
-            AGENT,
-            "edge-1",
-            tenant(),
-            &deletion_patch(),
-        );
-        history.assert_violated(check);
+        History::new()
+            .put("people", "edge-1", tenant())
+            .patch(AGENT, "edge-1", tenant(), &deletion_patch())
+            .assert_violated(check);
     }
 
     #[test]
     fn write_to_an_unmarked_namespace_is_found() {
         for (marked, oracle) in [(true, None), (false, Some("unmarked-namespaces-stay"))] {
-            let mut history = History::new();
-            history
+            History::new()
                 .put("people", "edge-1", namespace("t0", marked))
-                .patch(AGENT, "edge-1", namespace("t0", marked), &deletion_patch());
-            assert_eq!(history.violated_oracle(), oracle);
+                .patch(AGENT, "edge-1", namespace("t0", marked), &deletion_patch())
+                .assert_outcome(oracle);
         }
     }
 
@@ -303,13 +295,12 @@ mod tests {
         for (pause, oracle) in [(1_000, None), (31_000, Some("occupied-namespaces-stay"))] {
             let mut occupant = config_map("t0", "occupant");
             occupant["metadata"]["labels"] = json!({"people.example/occupant": "true"});
-            let mut history = History::new();
-            history
+            History::new()
                 .put(AGENT, "edge-1", namespace("t0", true))
                 .put("people", "edge-1", occupant)
                 .wait(pause)
-                .patch(AGENT, "edge-1", namespace("t0", true), &deletion_patch());
-            assert_eq!(history.violated_oracle(), oracle);
+                .patch(AGENT, "edge-1", namespace("t0", true), &deletion_patch())
+                .assert_outcome(oracle);
         }
     }
 
@@ -321,9 +312,9 @@ mod tests {
             "metadata": {"name": "tenants.mesh.openkcm.io"},
         });
         for (actor, oracle) in [("people", None), ("hub-0", Some("crds-stay"))] {
-            let mut history = History::new();
-            history.patch(actor, "home", crd.clone(), &deletion_patch());
-            assert_eq!(history.violated_oracle(), oracle);
+            History::new()
+                .patch(actor, "home", crd.clone(), &deletion_patch())
+                .assert_outcome(oracle);
         }
     }
 
@@ -338,11 +329,10 @@ mod tests {
             })
         };
         for (key, oracle) in [("one", None), ("two", Some("ca-stays"))] {
-            let mut history = History::new();
-            history
+            History::new()
                 .put("hub-0", "home", ca("one"))
-                .put("hub-1", "home", ca(key));
-            assert_eq!(history.violated_oracle(), oracle);
+                .put("hub-1", "home", ca(key))
+                .assert_outcome(oracle);
         }
     }
 
@@ -350,14 +340,14 @@ mod tests {
     fn planted_secret_outside_secrets_is_found() {
         let mut member = edge_cluster("edge-1");
         member["status"]["message"] = json!(format!("token {PLANTED_SECRET}-7 is invalid"));
-        let mut history = History::new();
-        history.put("people", "home", member);
-        history.assert_violated("secrets-stay-secret");
+        History::new()
+            .put("people", "home", member)
+            .assert_violated("secrets-stay-secret");
         let line = format!("using {PLANTED_SECRET}-7");
         let host = AGENT.to_owned();
-        let mut history = History::new();
-        history.observe(Event::Log { host, line });
-        history.assert_violated("secrets-stay-secret");
+        History::new()
+            .observe(Event::Log { host, line })
+            .assert_violated("secrets-stay-secret");
         let mut history = History::new();
         let mut secret = config_map(TENANT_NAMESPACE, "s");
         secret["kind"] = json!("Secret");

@@ -316,24 +316,22 @@ mod tests {
     fn write_of_a_held_copy_is_found() {
         let violated = "held-copies-stay";
         for (namespace, oracle) in [(TENANT_NAMESPACE, None), ("others", Some(violated))] {
-            let mut history = history(namespace, on_home(json!({})));
-            history
+            history(namespace, on_home(json!({})))
                 .wait(31_000)
                 .renew_leases()
-                .put(AGENT, "edge-1", copy("uid-t0"));
-            assert_eq!(history.violated_oracle(), oracle);
+                .put(AGENT, "edge-1", copy("uid-t0"))
+                .assert_outcome(oracle);
         }
         for (paused, oracle) in [("false", None), ("true", Some(violated))] {
             let mut home = on_home(json!({}));
             home["metadata"]["annotations"][PAUSED_ANNOTATION] = json!(paused);
-            let mut history = history(TENANT_NAMESPACE, home);
-            history
+            history(TENANT_NAMESPACE, home)
                 .put(AGENT, "edge-1", copy("uid-t0"))
                 .wait(31_000)
                 .renew_leases()
                 .patch("people", "home", on_home(json!({})), &deletion_patch())
-                .patch(AGENT, "edge-1", copy("uid-t0"), &deletion_patch());
-            assert_eq!(history.violated_oracle(), oracle, "{paused}");
+                .patch(AGENT, "edge-1", copy("uid-t0"), &deletion_patch())
+                .assert_outcome(oracle);
         }
     }
 
@@ -343,9 +341,9 @@ mod tests {
         for (uid, oracle) in [("cluster-edge-1", None), ("other", Some(violated))] {
             let mut home = on_home(json!({}));
             home["status"]["placement"]["clusterUid"] = json!(uid);
-            let mut history = history(TENANT_NAMESPACE, home);
-            history.put(AGENT, "edge-1", copy("uid-t0"));
-            assert_eq!(history.violated_oracle(), oracle);
+            history(TENANT_NAMESPACE, home)
+                .put(AGENT, "edge-1", copy("uid-t0"))
+                .assert_outcome(oracle);
         }
     }
 
@@ -354,11 +352,10 @@ mod tests {
         for (adopt, oracle) in [("true", None), ("false", Some("copy-keeps-its-owner"))] {
             let mut home = on_home(json!({}));
             home["metadata"]["annotations"][ADOPT_ANNOTATION] = json!(adopt);
-            let mut history = history(TENANT_NAMESPACE, home);
-            history
+            history(TENANT_NAMESPACE, home)
                 .put(AGENT, "edge-1", copy("uid-old"))
-                .put(AGENT, "edge-1", copy("uid-t0"));
-            assert_eq!(history.violated_oracle(), oracle, "{adopt}");
+                .put(AGENT, "edge-1", copy("uid-t0"))
+                .assert_outcome(oracle);
         }
     }
 
@@ -368,13 +365,12 @@ mod tests {
         for (member, oracle) in [("edge-1", None), ("edge-2", Some(violated))] {
             let mut named = tenant();
             named["spec"] = json!({"clusterRef": {"secretName": member}});
-            let mut history = History::new();
-            history
+            History::new()
                 .put("people", "edge-1", named)
                 .wait(31_000)
                 .renew_leases()
-                .start_helm(1, AGENT, "upgrade", "tenant-t0-edge-1");
-            assert_eq!(history.violated_oracle(), oracle);
+                .start_helm(1, AGENT, "upgrade", "tenant-t0-edge-1")
+                .assert_outcome(oracle);
         }
     }
 

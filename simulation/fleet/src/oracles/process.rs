@@ -225,9 +225,9 @@ mod tests {
     fn write_without_a_change_is_found() {
         let path = "https://10.0.0.1:6443/apis/mesh.openkcm.io/v1alpha1/tenants/t0";
         for (method, oracle) in [("GET", None), ("PUT", Some("writes-change-something"))] {
-            let mut history = History::new();
-            history.respond("hub-0", "home", method, path, 200);
-            assert_eq!(history.violated_oracle(), oracle);
+            History::new()
+                .respond("hub-0", "home", method, path, 200)
+                .assert_outcome(oracle);
         }
     }
 

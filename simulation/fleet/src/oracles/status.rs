@@ -175,14 +175,10 @@ mod tests {
             ("deployed", None),
             ("pending-install", Some("ready-follows-deployment")),
         ] {
-            let mut history = history();
-            history.put_revision("tenant-t0-edge-1", 1, status).patch(
-                AGENT,
-                "edge-1",
-                tenant(),
-                &ready(),
-            );
-            assert_eq!(history.violated_oracle(), oracle, "{status}");
+            history()
+                .put_revision("tenant-t0-edge-1", 1, status)
+                .patch(AGENT, "edge-1", tenant(), &ready())
+                .assert_outcome(oracle);
         }
     }
 
@@ -190,13 +186,12 @@ mod tests {
     fn release_that_was_just_deleted_excuses_ready() {
         for (pause, oracle) in [(10_000, None), (130_000, Some("ready-follows-deployment"))] {
             let secret = revision("tenant-t0-edge-1", 1, "deployed");
-            let mut history = history();
-            history
+            history()
                 .put("helm:agent-edge-1", "edge-1", secret.clone())
                 .delete("people", "edge-1", &secret)
                 .wait(pause)
-                .patch(AGENT, "edge-1", tenant(), &ready());
-            assert_eq!(history.violated_oracle(), oracle);
+                .patch(AGENT, "edge-1", tenant(), &ready())
+                .assert_outcome(oracle);
         }
     }
 

@@ -235,12 +235,20 @@ impl History {
         self.violation.as_ref().map(|violation| violation.oracle)
     }
 
-    pub(super) fn assert_no_violation(&self) {
-        assert_eq!(self.violation, None);
+    /// Fails unless this oracle has failed first, or none has.
+    #[track_caller]
+    pub(super) fn assert_outcome(&self, oracle: Option<&str>) {
+        assert_eq!(self.violated_oracle(), oracle, "{:?}", self.violation);
     }
 
+    #[track_caller]
+    pub(super) fn assert_no_violation(&self) {
+        self.assert_outcome(None);
+    }
+
+    #[track_caller]
     pub(super) fn assert_violated(&self, oracle: &str) {
-        assert_eq!(self.violated_oracle(), Some(oracle), "{:?}", self.violation);
+        self.assert_outcome(Some(oracle));
     }
 }
 

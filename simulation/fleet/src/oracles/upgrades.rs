@@ -183,33 +183,30 @@ mod tests {
             ("deployed", None),
             ("superseded", Some("failed-upgrade-keeps-deployed")),
         ] {
-            let mut history = history();
-            history
+            history()
                 .put(HELM, "edge-1", revision(RELEASE, 1, previous))
                 .put(HELM, "edge-1", revision(RELEASE, 2, "pending-upgrade"))
-                .put(HELM, "edge-1", revision(RELEASE, 2, "failed"));
-            assert_eq!(history.violated_oracle(), oracle, "{previous}");
+                .put(HELM, "edge-1", revision(RELEASE, 2, "failed"))
+                .assert_outcome(oracle);
         }
     }
 
     #[test]
     fn krypton_may_mark_any_revision_failed() {
-        let mut history = history();
-        history
+        history()
             .put(HELM, "edge-1", revision(RELEASE, 1, "superseded"))
             .put(HELM, "edge-1", revision(RELEASE, 2, "pending-upgrade"))
-            .put("agent-edge-1", "edge-1", revision(RELEASE, 2, "failed"));
-        history.assert_no_violation();
+            .put("agent-edge-1", "edge-1", revision(RELEASE, 2, "failed"))
+            .assert_no_violation();
     }
 
     #[test]
     fn lower_revision_is_found() {
         for (next, oracle) in [(4, None), (2, Some("revisions-rise"))] {
-            let mut history = history();
-            history
+            history()
                 .put(HELM, "edge-1", revision(RELEASE, 3, "deployed"))
-                .put(HELM, "edge-1", revision(RELEASE, next, "pending-upgrade"));
-            assert_eq!(history.violated_oracle(), oracle, "{next}");
+                .put(HELM, "edge-1", revision(RELEASE, next, "pending-upgrade"))
+                .assert_outcome(oracle);
         }
     }
 
@@ -243,27 +240,25 @@ mod tests {
                 .put(HELM, "edge-1", owned("settings"));
             history
         };
-        let mut bad = objects_of("settings");
-        bad.delete(HELM, "edge-1", &owned("settings"));
-        bad.assert_violated("objects-of-release-stay");
-        let mut pruned = objects_of("other");
-        pruned.delete(HELM, "edge-1", &owned("settings"));
-        pruned.assert_no_violation();
-        let mut unwanted = objects_of("settings");
-        unwanted
+        objects_of("settings")
+            .delete(HELM, "edge-1", &owned("settings"))
+            .assert_violated("objects-of-release-stay");
+        objects_of("other")
+            .delete(HELM, "edge-1", &owned("settings"))
+            .assert_no_violation();
+        objects_of("settings")
             .patch("people", "edge-1", tenant(), &deletion_patch())
-            .delete(HELM, "edge-1", &owned("settings"));
-        unwanted.assert_no_violation();
+            .delete(HELM, "edge-1", &owned("settings"))
+            .assert_no_violation();
     }
 
     #[test]
     fn changed_uid_is_found() {
         let mut other = owned("settings");
         other["metadata"]["uid"] = json!("other");
-        let mut history = history();
-        history
+        history()
             .put(HELM, "edge-1", owned("settings"))
-            .put(HELM, "edge-1", other);
-        history.assert_violated("uid-never-changes");
+            .put(HELM, "edge-1", other)
+            .assert_violated("uid-never-changes");
     }
 }
