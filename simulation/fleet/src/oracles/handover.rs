@@ -368,11 +368,10 @@ invariant! {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{History, config_map, edge_cluster, lease, tenant};
+    use super::super::story::{
+        AGENT, History, RELEASE, config_map, edge_cluster, epoch, lease, tenant,
+    };
     use super::*;
-
-    const AGENT: &str = "agent-edge-1";
-    const RELEASE: &str = "tenant-t0-edge-1";
 
     /// A fleet without faults for some time.
     fn calm() -> History {
@@ -488,15 +487,10 @@ mod tests {
             ("30.000", None),
             ("9.000", Some("outage-changes-no-leader")),
         ] {
-            let with = |epoch: &str| {
-                let mut map = config_map("krypton-system", EPOCH_CONFIG_MAP);
-                map["data"] = json!({"epoch": epoch});
-                map
-            };
             calm()
-                .put("hub-0", "home", with("1"))
+                .put("hub-0", "home", epoch(1))
                 .fault(&format!("server home down for {length}"))
-                .put("hub-0", "home", with("2"))
+                .put("hub-0", "home", epoch(2))
                 .assert_outcome(oracle);
         }
     }

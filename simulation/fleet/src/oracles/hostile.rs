@@ -162,7 +162,7 @@ impl HostileAgentHarmsNoOther {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{History, config_map, edge_cluster, tenant};
+    use super::super::story::{History, condition_patch, edge_cluster, epoch, tenant};
     use super::*;
 
     const HARMS_NO_OTHER: &str = "hostile-agent-harms-no-other";
@@ -183,12 +183,6 @@ mod tests {
         history
     }
 
-    fn epoch(number: u32) -> Value {
-        let mut map = config_map("krypton-system", EPOCH_CONFIG_MAP);
-        map["data"] = json!({"epoch": number.to_string()});
-        map
-    }
-
     #[test]
     fn state_of_unnamed_member_is_found() {
         for (member, oracle) in [
@@ -198,17 +192,11 @@ mod tests {
             let mut named = tenant();
             named["spec"] = json!({"clusterRef": {"secretName": "edge-1"}});
             let kind = format!("ClusterReady/{member}");
-            let conditions = json!([{"type": kind, "status": "False", "reason": "Failed"}]);
             History::new()
                 .put("people", "home", named.clone())
                 .wait(WATCH_LAG + 1)
                 .renew_leases()
-                .patch(
-                    "hub-0",
-                    "home",
-                    named,
-                    &json!({"status": {"conditions": conditions}}),
-                )
+                .patch("hub-0", "home", named, &condition_patch(&kind, "False"))
                 .assert_outcome(oracle);
         }
     }
@@ -230,8 +218,7 @@ mod tests {
     #[test]
     fn lost_connection_of_other_member_is_found() {
         for (member, oracle) in [("edge-1", None), ("edge-2", Some(HARMS_NO_OTHER))] {
-            let conditions = json!([{"type": "Connected", "status": "False", "reason": "Away"}]);
-            let lost = json!({"status": {"conditions": conditions}});
+            let lost = condition_patch("Connected", "False");
             lying(&["edge-1", "edge-2"])
                 .patch("hub-0", "home", edge_cluster(member), &lost)
                 .assert_outcome(oracle);

@@ -265,11 +265,8 @@ fn recorded_version(secret: &Value) -> Option<(u64, u64)> {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{History, config_map, edge_cluster, lease, tenant};
+    use super::super::story::{AGENT, History, RELEASE, edge_cluster, epoch, lease, tenant};
     use super::*;
-
-    const RELEASE: &str = "tenant-t0-edge-1";
-    const AGENT: &str = "agent-edge-1";
 
     #[test]
     fn early_takeover_is_found() {
@@ -396,17 +393,11 @@ mod tests {
 
     #[test]
     fn epoch_that_two_hubs_take_is_found() {
-        for (epoch, oracle) in [("2", None), ("1", Some("epoch-is-taken-once"))] {
-            let mut history = History::new();
-            let with = |epoch: &str| {
-                let mut map = config_map(SYSTEM_NAMESPACE, EPOCH_CONFIG_MAP);
-                map["data"] = json!({"epoch": epoch});
-                map
-            };
-            history
-                .put("hub-0", "home", with("1"))
-                .put("hub-1", "home", with(epoch));
-            assert_eq!(history.violated_oracle(), oracle, "{epoch}");
+        for (number, oracle) in [(2, None), (1, Some("epoch-is-taken-once"))] {
+            History::new()
+                .put("hub-0", "home", epoch(1))
+                .put("hub-1", "home", epoch(number))
+                .assert_outcome(oracle);
         }
     }
 

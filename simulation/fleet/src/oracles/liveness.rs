@@ -354,12 +354,10 @@ mod tests {
     use serde_json::json;
 
     use super::super::story::{
-        History, deletion_patch, edge_cluster, revision, tenant, tenant_crd,
+        AGENT, History, RELEASE, condition_patch, deletion_patch, edge_cluster, revision, tenant,
+        tenant_crd,
     };
     use super::*;
-
-    const AGENT: &str = "agent-edge-1";
-    const RELEASE: &str = "tenant-t0-edge-1";
 
     #[test]
     fn converged_fleet_keeps_all_rules() {
@@ -383,11 +381,9 @@ mod tests {
 
     #[test]
     fn disconnected_or_missing_member_is_found() {
-        let conditions = json!({"status": {"conditions": [
-            {"type": "Connected", "status": "Unknown", "reason": "Silent"},
-        ]}});
+        let silent = condition_patch("Connected", "Unknown");
         let violated = History::violated_after(|history| {
-            history.patch("hub-0", "home", edge_cluster("edge-1"), &conditions);
+            history.patch("hub-0", "home", edge_cluster("edge-1"), &silent);
         });
         assert_eq!(violated.as_deref(), Some("members-connect"));
         let violated = History::violated_after(|history| {

@@ -232,19 +232,13 @@ invariant! {
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::names::{MANAGED_BY_HUB, MANAGED_BY_LABEL};
     use serde_json::json;
 
-    use super::super::story::{History, deletion_patch, deployment, edge_cluster, tenant};
+    use super::super::story::{
+        AGENT, History, condition_patch, copy, deletion_patch, deployment, edge_cluster, revision,
+        tenant,
+    };
     use super::*;
-
-    fn placed() -> Value {
-        let mut tenant = tenant();
-        tenant["metadata"]["uid"] = json!("uid-copy");
-        tenant["metadata"]["labels"] = json!({MANAGED_BY_LABEL: MANAGED_BY_HUB});
-        tenant["metadata"]["annotations"] = json!({HOME_UID_ANNOTATION: "uid-t0"});
-        tenant
-    }
 
     fn on_home() -> Value {
         let mut tenant = tenant();
@@ -329,14 +323,14 @@ mod tests {
     fn deletion_of_a_placed_tenant_needs_an_order() {
         History::new()
             .put("people", "home", on_home())
-            .put("agent-edge-1", "edge-1", placed())
+            .put(AGENT, "edge-1", copy("uid-t0"))
             .patch("people", "home", on_home(), &deletion_patch())
-            .patch("agent-edge-1", "edge-1", placed(), &deletion_patch())
+            .patch(AGENT, "edge-1", copy("uid-t0"), &deletion_patch())
             .assert_no_violation();
         History::new()
             .put("people", "home", on_home())
-            .put("agent-edge-1", "edge-1", placed())
-            .patch("agent-edge-1", "edge-1", placed(), &deletion_patch())
+            .put(AGENT, "edge-1", copy("uid-t0"))
+            .patch(AGENT, "edge-1", copy("uid-t0"), &deletion_patch())
             .assert_violated("placed-tenant-goes-by-order");
     }
 
@@ -347,11 +341,11 @@ mod tests {
             history
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .put("people", "home", on_home())
-                .put("agent-edge-1", "edge-1", placed())
+                .put(AGENT, "edge-1", copy("uid-t0"))
                 .patch("people", "home", on_home(), &deletion_patch())
-                .patch("agent-edge-1", "edge-1", placed(), &deletion_patch());
+                .patch(AGENT, "edge-1", copy("uid-t0"), &deletion_patch());
             if gone {
-                history.delete("agent-edge-1", "edge-1", &placed());
+                history.delete(AGENT, "edge-1", &copy("uid-t0"));
             }
             let released = json!({"metadata": {"finalizers": []}});
             history.patch("hub-0", "home", on_home(), &released);
@@ -361,9 +355,7 @@ mod tests {
 
     #[test]
     fn member_that_leaves_the_status_is_found() {
-        let ready = json!({"status": {"conditions": [
-            {"type": "ClusterReady/edge-1", "status": "True", "reason": "Ready"},
-        ]}});
+        let ready = condition_patch("ClusterReady/edge-1", "True");
         let without = json!({"status": {"conditions": []}});
         for (pause, oracle) in [(10_000, None), (130_000, Some("member-stays-in-status"))] {
             History::new()
@@ -388,12 +380,12 @@ mod tests {
             let mut history = History::new();
             history.put("people", "home", deployment("edge-2"));
             if installed {
-                let secret = super::super::story::revision("ced-d0", 1, "deployed");
+                let secret = revision("ced-d0", 1, "deployed");
                 history.put("helm:hub-0", "edge-2", secret);
             }
             history
                 .renew_leases()
-                .start_helm(1, "agent-edge-1", "uninstall", "ced-d0");
+                .start_helm(1, AGENT, "uninstall", "ced-d0");
             assert_eq!(history.violated_oracle(), oracle);
         }
     }

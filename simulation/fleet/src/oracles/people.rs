@@ -211,12 +211,10 @@ fn contains_planted_secret(value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::story::{
-        History, config_map, deletion_patch, edge_cluster, namespace, tenant,
+        AGENT, History, config_map, deletion_patch, edge_cluster, namespace, tenant, tenant_crd,
     };
     use super::*;
     use crate::plan::TENANT_NAMESPACE;
-
-    const AGENT: &str = "agent-edge-1";
 
     #[test]
     fn removed_foreign_field_is_found() {
@@ -306,14 +304,9 @@ mod tests {
 
     #[test]
     fn deletion_of_a_crd_is_found() {
-        let crd = json!({
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": "tenants.mesh.openkcm.io"},
-        });
         for (actor, oracle) in [("people", None), ("hub-0", Some("crds-stay"))] {
             History::new()
-                .patch(actor, "home", crd.clone(), &deletion_patch())
+                .patch(actor, "home", tenant_crd(), &deletion_patch())
                 .assert_outcome(oracle);
         }
     }

@@ -248,21 +248,12 @@ invariant! {
 
 #[cfg(test)]
 mod tests {
-    use krypton_types::names::{MANAGED_BY_HUB, MANAGED_BY_LABEL};
     use serde_json::json;
 
-    use super::super::story::{History, deletion_patch, edge_cluster, tenant};
+    use super::super::story::{
+        AGENT, History, condition_patch, copy, deletion_patch, edge_cluster, tenant,
+    };
     use super::*;
-
-    const AGENT: &str = "agent-edge-1";
-
-    fn copy(uid: &str) -> Value {
-        let mut tenant = tenant();
-        tenant["metadata"]["uid"] = json!("uid-copy");
-        tenant["metadata"]["labels"] = json!({MANAGED_BY_LABEL: MANAGED_BY_HUB});
-        tenant["metadata"]["annotations"] = json!({HOME_UID_ANNOTATION: uid});
-        tenant
-    }
 
     /// The Tenant `t0` of home, which is placed on edge-1.
     fn on_home(spec: Value) -> Value {
@@ -378,9 +369,7 @@ mod tests {
     fn wrong_state_at_home_is_found() {
         let state = |status: &str| {
             let mut tenant = tenant();
-            tenant["status"] = json!({"conditions": [
-                {"type": "ClusterReady/edge-1", "status": status, "reason": "Installed"},
-            ]});
+            tenant["status"] = condition_patch("ClusterReady/edge-1", status)["status"].take();
             tenant
         };
         for (shown, broken) in [("True", false), ("False", true)] {

@@ -372,22 +372,12 @@ mod tests {
     use serde_json::json;
 
     use super::super::story::{
-        History, deletion_patch, deployment, edge_cluster, revision, tenant,
+        AGENT, History, RELEASE, deletion_patch, deployment, edge_cluster, revision, tenant,
     };
-
-    const RELEASE: &str = "tenant-t0-edge-1";
-    const AGENT: &str = "agent-edge-1";
-
-    /// A history with a live Tenant and a fresh Lease.
-    fn history() -> History {
-        let mut history = History::new();
-        history.put("people", "edge-1", tenant()).renew_leases();
-        history
-    }
 
     #[test]
     fn deleted_tenant_loses_its_release() {
-        history()
+        History::with_tenant()
             .patch("people", "edge-1", tenant(), &deletion_patch())
             .start_helm(1, AGENT, "uninstall", RELEASE)
             .assert_no_violation();
@@ -395,14 +385,14 @@ mod tests {
 
     #[test]
     fn uninstalling_a_live_release_is_found() {
-        history()
+        History::with_tenant()
             .start_helm(1, AGENT, "uninstall", RELEASE)
             .assert_violated("live-release-stays");
     }
 
     #[test]
     fn deletion_by_the_crd_controller_uninstalls_nothing() {
-        history()
+        History::with_tenant()
             .patch("crd-controller", "edge-1", tenant(), &deletion_patch())
             .start_helm(1, AGENT, "uninstall", RELEASE)
             .assert_violated("live-release-stays");
@@ -410,7 +400,7 @@ mod tests {
 
     #[test]
     fn retired_member_loses_its_releases() {
-        let mut history = history();
+        let mut history = History::with_tenant();
         let mut member = edge_cluster("edge-1");
         member["spec"] = json!({"deletionPolicy": "Uninstall"});
         history
@@ -422,7 +412,7 @@ mod tests {
 
     #[test]
     fn deployment_in_place_keeps_its_release() {
-        let mut history = history();
+        let mut history = History::with_tenant();
         history
             .put("people", "home", deployment("edge-1"))
             .wait(31_000)
@@ -433,13 +423,13 @@ mod tests {
 
     #[test]
     fn second_helm_of_a_release_is_found() {
-        history()
+        History::with_tenant()
             .start_helm(1, AGENT, "upgrade", RELEASE)
             .end_helm(1, AGENT, 0)
             .start_helm(2, AGENT, "upgrade", RELEASE)
             .start_helm(3, "hub-0", "upgrade", "tenant-t0-edge-2")
             .assert_no_violation();
-        history()
+        History::with_tenant()
             .start_helm(1, AGENT, "upgrade", RELEASE)
             .start_helm(2, AGENT, "upgrade", RELEASE)
             .assert_violated("one-helm-per-release");
@@ -447,7 +437,7 @@ mod tests {
 
     #[test]
     fn installation_without_finalizer_is_found() {
-        let mut history = history();
+        let mut history = History::with_tenant();
         let bare = json!({"metadata": {"finalizers": null}});
         history
             .patch("people", "edge-1", tenant(), &bare)
@@ -460,7 +450,7 @@ mod tests {
     #[test]
     fn finalizer_before_the_release_is_found() {
         let bare = json!({"metadata": {"finalizers": null}});
-        history()
+        History::with_tenant()
             .put_revision(RELEASE, 1, "deployed")
             .patch("people", "edge-1", tenant(), &deletion_patch())
             .delete(
@@ -470,7 +460,7 @@ mod tests {
             )
             .patch(AGENT, "edge-1", tenant(), &bare)
             .assert_no_violation();
-        history()
+        History::with_tenant()
             .put_revision(RELEASE, 1, "deployed")
             .patch("people", "edge-1", tenant(), &deletion_patch())
             .patch(AGENT, "edge-1", tenant(), &bare)
@@ -481,13 +471,13 @@ mod tests {
     fn orphan_may_leave_its_release() {
         let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
         let bare = json!({"metadata": {"finalizers": null}});
-        history()
+        History::with_tenant()
             .put_revision(RELEASE, 1, "deployed")
             .patch("people", "edge-1", tenant(), &orphan)
             .patch("people", "edge-1", tenant(), &deletion_patch())
             .patch(AGENT, "edge-1", tenant(), &bare)
             .assert_no_violation();
-        history()
+        History::with_tenant()
             .patch("people", "edge-1", tenant(), &orphan)
             .patch("people", "edge-1", tenant(), &deletion_patch())
             .start_helm(1, AGENT, "uninstall", RELEASE)
@@ -508,7 +498,7 @@ mod tests {
         let mut taken = revision(RELEASE, 2, "pending-upgrade");
         taken["metadata"]["labels"]["mesh.openkcm.io/tenant-uid"] = json!("uid-t1");
         for (adopt, oracle) in [(true, None), (false, Some("release-keeps-its-owner"))] {
-            history()
+            History::with_tenant()
                 .put("people", "edge-1", other(adopt))
                 .put_revision(RELEASE, 1, "deployed")
                 .put("helm:agent-edge-1", "edge-1", taken.clone())
@@ -520,7 +510,7 @@ mod tests {
     fn helm_for_a_paused_tenant_is_found() {
         let paused = json!({"metadata": {"annotations": {"mesh.openkcm.io/paused": "true"}}});
         for (pause, oracle) in [(5_000, None), (31_000, Some("paused-tenant-stays"))] {
-            history()
+            History::with_tenant()
                 .patch("people", "edge-1", tenant(), &paused)
                 .wait(pause)
                 .renew_leases()
@@ -532,7 +522,7 @@ mod tests {
     #[test]
     fn helm_on_a_paused_member_is_found() {
         for (paused, oracle) in [(false, None), (true, Some("paused-member-stays"))] {
-            let mut history = history();
+            let mut history = History::with_tenant();
             let mut member = edge_cluster("edge-1");
             member["spec"] = json!({"paused": paused});
             history
@@ -547,7 +537,7 @@ mod tests {
     #[test]
     fn endless_retries_are_found() {
         let run = |pause| {
-            let mut history = history();
+            let mut history = History::with_tenant();
             for run in 0..40 {
                 history
                     .wait(pause)
@@ -563,7 +553,7 @@ mod tests {
 
     #[test]
     fn endless_history_is_found() {
-        let mut history = history();
+        let mut history = History::with_tenant();
         for version in 1..=36 {
             history.put_revision(RELEASE, version, "failed");
         }
@@ -581,7 +571,7 @@ mod tests {
         let mut release = revision("ced-d0", 1, "deployed");
         release["metadata"]["labels"]["mesh.openkcm.io/tenant-uid"] = json!("uid-d0");
         for (gone, oracle) in [(true, None), (false, Some("deleted-deployment-waits"))] {
-            let mut history = history();
+            let mut history = History::with_tenant();
             history
                 .put("people", "home", crd.clone())
                 .put("hub-0", "home", edge_cluster("edge-1"))
@@ -601,7 +591,7 @@ mod tests {
     fn uninstall_of_an_orphaned_deployment_is_found() {
         let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
         for (orphaned, oracle) in [(false, None), (true, Some("orphaned-release-stays"))] {
-            let mut history = history();
+            let mut history = History::with_tenant();
             history.put("people", "home", deployment("edge-1"));
             if orphaned {
                 history.patch("people", "home", deployment("edge-1"), &orphan);

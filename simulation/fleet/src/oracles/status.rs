@@ -133,16 +133,8 @@ invariant! {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{History, revision, tenant};
+    use super::super::story::{AGENT, History, RELEASE, revision, tenant};
     use super::*;
-
-    const AGENT: &str = "agent-edge-1";
-
-    fn history() -> History {
-        let mut history = History::new();
-        history.put("people", "edge-1", tenant()).renew_leases();
-        history
-    }
 
     fn ready() -> Value {
         json!({"status": {
@@ -159,7 +151,7 @@ mod tests {
             (4, Some("observed-generation-is-true")),
             (1, Some("observed-generation-is-true")),
         ] {
-            let mut history = history();
+            let mut history = History::with_tenant();
             let newer = json!({"metadata": {"generation": 3}});
             history
                 .patch("people", "edge-1", tenant(), &newer)
@@ -175,8 +167,8 @@ mod tests {
             ("deployed", None),
             ("pending-install", Some("ready-follows-deployment")),
         ] {
-            history()
-                .put_revision("tenant-t0-edge-1", 1, status)
+            History::with_tenant()
+                .put_revision(RELEASE, 1, status)
                 .patch(AGENT, "edge-1", tenant(), &ready())
                 .assert_outcome(oracle);
         }
@@ -185,8 +177,8 @@ mod tests {
     #[test]
     fn release_that_was_just_deleted_excuses_ready() {
         for (pause, oracle) in [(10_000, None), (130_000, Some("ready-follows-deployment"))] {
-            let secret = revision("tenant-t0-edge-1", 1, "deployed");
-            history()
+            let secret = revision(RELEASE, 1, "deployed");
+            History::with_tenant()
                 .put("helm:agent-edge-1", "edge-1", secret.clone())
                 .delete("people", "edge-1", &secret)
                 .wait(pause)
@@ -204,7 +196,7 @@ mod tests {
             (json!([one, one]), Some("conditions-are-unique")),
             (json!([unexplained]), Some("conditions-are-unique")),
         ] {
-            let mut history = history();
+            let mut history = History::with_tenant();
             let status = json!({"status": {"conditions": conditions}});
             history.patch(AGENT, "edge-1", tenant(), &status);
             assert_eq!(history.violated_oracle(), oracle);
@@ -214,7 +206,7 @@ mod tests {
     #[test]
     fn huge_status_is_found() {
         for (length, oracle) in [(1_000, None), (70_000, Some("status-is-bounded"))] {
-            let mut history = history();
+            let mut history = History::with_tenant();
             let status = json!({"status": {"lastMessage": "x".repeat(length)}});
             history.patch(AGENT, "edge-1", tenant(), &status);
             assert_eq!(history.violated_oracle(), oracle);

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use krypton_sim_apiserver::server::{Change, Key};
-use krypton_types::names::GROUP;
+use krypton_types::names::{
+    EPOCH_CONFIG_MAP, GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL,
+};
 use serde_json::{Value, json};
 
 use super::{Oracles, Phase, Violation};
@@ -14,6 +16,10 @@ use crate::user_client::PEOPLE;
 
 const PLAN: &str =
     "hubs 2\nedges edge-1:agent edge-2:kubeconfig\nself-cluster yes\nchaos 60.000\nquiet 90.000\n";
+
+pub(super) const AGENT: &str = "agent-edge-1";
+/// The release of the Tenant `t0` there.
+pub(super) const RELEASE: &str = "tenant-t0-edge-1";
 
 /// A history that all oracles check.
 pub(super) struct History {
@@ -32,6 +38,13 @@ impl History {
         history
     }
 
+    /// The fleet with the Tenant `t0` on `edge-1` and fresh Leases.
+    pub(super) fn with_tenant() -> Self {
+        let mut history = Self::new();
+        history.put("people", "edge-1", tenant()).renew_leases();
+        history
+    }
+
     /// A fleet of the plan's shape, without objects.
     pub(super) fn from_plan(plan: &str) -> Self {
         Self {
@@ -43,20 +56,17 @@ impl History {
 
     /// A fleet that has converged, before its idle time.
     pub(super) fn converged() -> Self {
-        const AGENT: &str = "agent-edge-1";
-        let mut history = Self::new();
+        let mut history = Self::with_tenant();
         let version = json!({"status": {
             "desired": {"epoch": 1, "generation": 4},
             "applied": {"epoch": 1, "generation": 4},
             "tenants": {"total": 1, "ready": 1},
         }});
         history
-            .put("people", "edge-1", tenant())
-            .renew_leases()
             .put("hub-0", "home", edge_cluster("edge-1"))
             .put("hub-0", "home", edge_cluster("edge-2"))
             .patch("hub-0", "home", edge_cluster("edge-1"), &version)
-            .put_revision("tenant-t0-edge-1", 1, "deployed")
+            .put_revision(RELEASE, 1, "deployed")
             .patch(AGENT, "edge-1", tenant(), &ready_patch(1));
         history
     }
@@ -208,22 +218,15 @@ impl History {
 
     /// The agent of `edge-1` renews its Lease, and the hub renews the Leases of the other members.
     pub(super) fn renew_leases(&mut self) -> &mut Self {
-        self.put("hub-0", "home", lease("krypton-hub", "hub/hub-0/1"))
-            .put(
-                "hub-0",
-                "home",
-                lease("krypton-agent", "hub/hub-0/1/self-cluster"),
-            )
-            .put(
-                "hub-0",
-                "edge-2",
-                lease("krypton-agent", "hub/hub-0/1/edge-2"),
-            )
-            .put(
-                "agent-edge-1",
-                "edge-1",
-                lease("krypton-agent", "agent/a/1"),
-            )
+        for (host, cluster, name, holder) in [
+            ("hub-0", "home", "krypton-hub", "hub/hub-0/1"),
+            ("hub-0", "home", "krypton-agent", "hub/hub-0/1/self-cluster"),
+            ("hub-0", "edge-2", "krypton-agent", "hub/hub-0/1/edge-2"),
+            (AGENT, "edge-1", "krypton-agent", "agent/a/1"),
+        ] {
+            self.put(host, cluster, lease(name, holder));
+        }
+        self
     }
 
     pub(super) fn view(&self) -> &super::View {
@@ -308,6 +311,20 @@ pub(super) fn tenant() -> Value {
     })
 }
 
+/// The copy of the Tenant `t0` of home with this UID, as the hub places it.
+pub(super) fn copy(home_uid: &str) -> Value {
+    let mut tenant = tenant();
+    tenant["metadata"]["uid"] = json!("uid-copy");
+    tenant["metadata"]["labels"] = json!({MANAGED_BY_LABEL: MANAGED_BY_HUB});
+    tenant["metadata"]["annotations"] = json!({HOME_UID_ANNOTATION: home_uid});
+    tenant
+}
+
+/// The patch that leaves an object with only this condition.
+pub(super) fn condition_patch(kind: &str, status: &str) -> Value {
+    json!({"status": {"conditions": [{"type": kind, "status": status, "reason": "Reason"}]}})
+}
+
 /// The patch that makes an object ready at this generation.
 pub(super) fn ready_patch(generation: u64) -> Value {
     json!({"status": {
@@ -379,6 +396,13 @@ pub(super) fn config_map(namespace: &str, name: &str) -> Value {
         "kind": "ConfigMap",
         "metadata": {"name": name, "namespace": namespace, "uid": "u"},
     })
+}
+
+/// The record of the hubs' epoch.
+pub(super) fn epoch(number: u32) -> Value {
+    let mut map = config_map("krypton-system", EPOCH_CONFIG_MAP);
+    map["data"] = json!({"epoch": number.to_string()});
+    map
 }
 
 pub(super) fn namespace(name: &str, marked: bool) -> Value {

@@ -137,17 +137,10 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
     use serde_json::json;
 
-    use super::super::story::{History, config_map, deletion_patch, revision, tenant};
+    use super::super::story::{History, RELEASE, config_map, deletion_patch, revision, tenant};
     use super::*;
 
-    const RELEASE: &str = "tenant-t0-edge-1";
     const HELM: &str = "helm:agent-edge-1";
-
-    fn history() -> History {
-        let mut history = History::new();
-        history.put("people", "edge-1", tenant()).renew_leases();
-        history
-    }
 
     /// A revision that declares the ConfigMap `named`.
     fn declaring(version: u32, named: &str) -> Value {
@@ -183,7 +176,7 @@ mod tests {
             ("deployed", None),
             ("superseded", Some("failed-upgrade-keeps-deployed")),
         ] {
-            history()
+            History::with_tenant()
                 .put(HELM, "edge-1", revision(RELEASE, 1, previous))
                 .put(HELM, "edge-1", revision(RELEASE, 2, "pending-upgrade"))
                 .put(HELM, "edge-1", revision(RELEASE, 2, "failed"))
@@ -193,7 +186,7 @@ mod tests {
 
     #[test]
     fn krypton_may_mark_any_revision_failed() {
-        history()
+        History::with_tenant()
             .put(HELM, "edge-1", revision(RELEASE, 1, "superseded"))
             .put(HELM, "edge-1", revision(RELEASE, 2, "pending-upgrade"))
             .put("agent-edge-1", "edge-1", revision(RELEASE, 2, "failed"))
@@ -203,7 +196,7 @@ mod tests {
     #[test]
     fn lower_revision_is_found() {
         for (next, oracle) in [(4, None), (2, Some("revisions-rise"))] {
-            history()
+            History::with_tenant()
                 .put(HELM, "edge-1", revision(RELEASE, 3, "deployed"))
                 .put(HELM, "edge-1", revision(RELEASE, next, "pending-upgrade"))
                 .assert_outcome(oracle);
@@ -223,7 +216,7 @@ mod tests {
         ] {
             let mut locked = declaring(2, "settings");
             locked["metadata"]["labels"]["status"] = json!(status);
-            let mut history = history();
+            let mut history = History::with_tenant();
             history.put(HELM, "edge-1", declaring(1, "settings"));
             history.put(HELM, "edge-1", locked.clone());
             history.delete(by, "edge-1", &locked);
@@ -234,7 +227,7 @@ mod tests {
     #[test]
     fn deletion_of_a_declared_object_is_found() {
         let objects_of = |named: &str| {
-            let mut history = history();
+            let mut history = History::with_tenant();
             history
                 .put(HELM, "edge-1", declaring(1, named))
                 .put(HELM, "edge-1", owned("settings"));
@@ -256,7 +249,7 @@ mod tests {
     fn changed_uid_is_found() {
         let mut other = owned("settings");
         other["metadata"]["uid"] = json!("other");
-        history()
+        History::with_tenant()
             .put(HELM, "edge-1", owned("settings"))
             .put(HELM, "edge-1", other)
             .assert_violated("uid-never-changes");
