@@ -18,7 +18,8 @@ use crate::hostile;
 use crate::network::Link;
 use crate::observe::{END_PREFIX, Event};
 use crate::plan::{
-    Action, FOREVER, LinkFault, Plan, RequestFault, Scope, ServerFault, Settings, Verbs,
+    Action, FOREVER, LinkFault, Plan, RequestFault, Scope, ServerFault, Settings, TenantAction,
+    Verbs,
 };
 use crate::stage::{self, Fleet};
 use crate::time::Millis;
@@ -111,7 +112,13 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
 
 /// Creates the Tenants that exist at the start. It reports each creation, because the oracles record what people want.
 pub fn create_tenants(simulation: &mut Simulation, settings: &Settings) {
-    for creation in settings.tenant_creations() {
+    for tenant in &settings.tenants {
+        let placed_on = tenant.placed_on.clone();
+        let creation = Action::Tenant {
+            cluster: tenant.cluster.clone(),
+            tenant: tenant.name.clone(),
+            action: TenantAction::Create { placed_on },
+        };
         apply(simulation, &creation);
     }
 }

@@ -7,7 +7,6 @@
 
 mod draw;
 mod scope;
-mod tenants;
 #[cfg(test)]
 mod tests;
 mod text;

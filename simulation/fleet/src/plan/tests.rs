@@ -140,12 +140,3 @@ fn unknown_line_is_rejected() {
     }
     assert!("# a comment\n\nseed 3".parse::<Plan>().is_ok());
 }
-
-#[test]
-fn deleted_tenants_are_not_wanted_after() {
-    let text = "tenants t0@edge-1 t1@home:edge-1\n\
-                1.000 tenant edge-1/t0 delete\n2.000 tenant edge-1/t2 create";
-    let after = text.parse::<Plan>().unwrap().final_tenants();
-    let names: Vec<&str> = after.values().map(|tenant| tenant.name.as_str()).collect();
-    assert_eq!(names, ["t2", "t1"]);
-}
