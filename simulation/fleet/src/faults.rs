@@ -246,24 +246,14 @@ fn schedule_end(
 }
 
 fn link_state(fault: LinkFault) -> Link {
+    let mut link = Link::default();
     match fault {
-        LinkFault::Cut => Link {
-            cut: true,
-            ..Link::default()
-        },
-        LinkFault::Refuse => Link {
-            refused: true,
-            ..Link::default()
-        },
-        LinkFault::Delay(delay) => Link {
-            delay,
-            ..Link::default()
-        },
-        LinkFault::Loss(loss) => Link {
-            loss,
-            ..Link::default()
-        },
+        LinkFault::Cut => link.cut = true,
+        LinkFault::Refuse => link.refused = true,
+        LinkFault::Delay(delay) => link.delay = delay,
+        LinkFault::Loss(loss) => link.loss = loss,
     }
+    link
 }
 
 fn set_link(
@@ -287,11 +277,15 @@ fn apply_server_action(simulation: &mut Simulation, action: &Action) {
             ..
         } => {
             set_server_fault(simulation, cluster, Some((*fault, scope)));
-            let cluster = cluster.clone();
+            let target = cluster.clone();
             schedule_end(simulation, action, move |simulation| {
-                set_server_fault(simulation, &cluster, None);
+                set_server_fault(simulation, &target, None);
             });
-            end_watches_for(simulation, action);
+            // Clients list again only after the end of a watch.
+            let affects_lists = scope.verbs == Verbs::Lists || !scope.resources.is_empty();
+            if affects_lists || matches!(fault, ServerFault::Down | ServerFault::EmptyLists) {
+                simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
+            }
         }
         Action::EndWatches { cluster } => {
             simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
@@ -335,23 +329,6 @@ fn set_server_fault(
         let jobs_fail = matches!(fault, Some((ServerFault::FailingJobs, _)));
         cluster.server.fail_jobs(jobs_fail);
     });
-}
-
-/// Ends the watches of a server with a fault that affects lists. Clients list again only after the end of a watch.
-fn end_watches_for(simulation: &mut Simulation, action: &Action) {
-    let Action::Server {
-        cluster,
-        fault,
-        scope,
-        ..
-    } = action
-    else {
-        return;
-    };
-    let affects_lists = scope.verbs == Verbs::Lists || !scope.resources.is_empty();
-    if affects_lists || matches!(fault, ServerFault::Down | ServerFault::EmptyLists) {
-        simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
-    }
 }
 
 #[cfg(test)]

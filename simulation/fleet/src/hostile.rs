@@ -90,21 +90,16 @@ pub(crate) fn start(simulation: &mut Simulation, edge: &str) -> String {
 
 /// Returns the objects of home that neither are nor were on this edge cluster.
 fn other_objects(simulation: &Simulation, edge: &str) -> Vec<OtherObject> {
-    let all = |cluster: &str, group: &str, resource: &str| {
-        let cluster = simulation.cluster(cluster);
-        let objects = cluster.map(|cluster| cluster.server.all(group, resource));
-        objects.unwrap_or_default()
-    };
     let is_here = |uid: &str| {
-        let mut secrets = all(edge, "", "secrets").into_iter();
-        let mut tenants = all(edge, GROUP, "tenants").into_iter();
+        let mut secrets = simulation.objects(edge, "", "secrets").into_iter();
+        let mut tenants = simulation.objects(edge, GROUP, "tenants").into_iter();
         secrets.any(|secret| label(&secret, OWNER_UID_LABEL) == Some(uid))
             || tenants.any(|tenant| annotation(&tenant, HOME_UID_ANNOTATION) == Some(uid))
     };
     let mut others = Vec::new();
     for resource in ["tenants", "kryptondeployments"] {
         let is_tenant = resource == "tenants";
-        for object in all(HOME, GROUP, resource) {
+        for object in simulation.objects(HOME, GROUP, resource) {
             let member = match is_tenant {
                 true => annotation(&object, PLACED_ON_ANNOTATION).unwrap_or_default(),
                 false => text(&object, "/spec/region/name"),

@@ -204,7 +204,7 @@ pub(crate) fn create_namespaces(simulation: &mut Simulation, name: &str) -> anyh
 
 /// The address of the hub whose pod has the leader's label, as the agents' Service selects it.
 fn leader_address(simulation: &Simulation) -> Option<SocketAddr> {
-    let pods = simulation.cluster(HOME)?.server.all("", "pods");
+    let pods = simulation.objects(HOME, "", "pods");
     let leader = pods.iter().find(|pod| {
         let labels = pod.pointer("/metadata/labels");
         labels.and_then(|labels| labels.get(names::LEADER_LABEL)) == Some(&json!("true"))
@@ -363,7 +363,7 @@ fn find_object(
     name: &str,
 ) -> Option<Arc<Value>> {
     let key = Key::new(group, resource, namespace, name);
-    simulation.cluster(cluster)?.server.get(&key)
+    simulation.object(cluster, &key)
 }
 
 /// Creates an object with the client of people.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{Method, Request};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::conductor::Simulation;
 use crate::plan::HOME;
@@ -72,6 +72,12 @@ impl<'a> UserClient<'a> {
 
     pub fn patch(&mut self, path: &str, patch: &Value) -> u16 {
         self.send(Method::PATCH, path, MERGE_PATCH, patch).0
+    }
+
+    /// Sets an annotation, or removes it if the value is null.
+    pub fn annotate(&mut self, path: &str, key: &str, value: impl Into<Value>) -> u16 {
+        let value = value.into();
+        self.patch(path, &json!({"metadata": {"annotations": {key: value}}}))
     }
 
     pub fn replace(&mut self, path: &str, object: &Value) -> u16 {

@@ -1,11 +1,12 @@
 //! Requests to API servers, their responses and watches.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
-use krypton_sim_apiserver::server::{Answer, ApiServer, Events, WatchId};
+use krypton_sim_apiserver::server::{Answer, ApiServer, Events, Key, WatchId};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -100,6 +101,19 @@ impl Simulation {
 
     pub fn cluster(&self, name: &str) -> Option<&Cluster> {
         self.clusters.get(name)
+    }
+
+    /// Returns an object of a cluster.
+    pub fn object(&self, cluster: &str, key: &Key) -> Option<Arc<Value>> {
+        self.clusters.get(cluster)?.server.get(key)
+    }
+
+    /// Returns all objects of a resource on a cluster.
+    pub fn objects(&self, cluster: &str, group: &str, resource: &str) -> Vec<Arc<Value>> {
+        let cluster = self.clusters.get(cluster);
+        cluster
+            .map(|cluster| cluster.server.all(group, resource))
+            .unwrap_or_default()
     }
 
     /// Changes a cluster, then sends its watch events.
@@ -266,29 +280,19 @@ impl Simulation {
             }
         };
         let at = self.now + delay;
-        match answer {
-            Answer::Complete(response) => {
-                let response = response.map(Body::Complete);
-                self.deliver(
-                    process,
-                    at,
-                    Box::new(move || send_response(reply, response)),
-                );
-            }
+        let response = match answer {
+            Answer::Complete(response) => response.map(Body::Complete),
             Answer::Watch(head, watch) => {
                 let Some((open, body)) = self.requests.get_mut(&id).zip(body) else {
                     self.change_cluster(&name, |cluster, _| cluster.server.close_watch(watch));
                     return;
                 };
                 open.last_arrival = at;
-                let response = head.map(|()| Body::Chunks(body));
-                self.deliver(
-                    process,
-                    at,
-                    Box::new(move || send_response(reply, response)),
-                );
+                head.map(|()| Body::Chunks(body))
             }
-        }
+        };
+        let delivery = Box::new(move || drop(reply.send(Ok(response))));
+        self.deliver(process, at, delivery);
     }
 
     /// Returns the response of an API server, or the failure of the connection. `None` if it never responds.
@@ -499,10 +503,6 @@ fn without_items(body: Bytes) -> Bytes {
 
 fn send_error(reply: ReplySender, kind: io::ErrorKind) {
     drop(reply.send(Err(kind.into())));
-}
-
-fn send_response(reply: ReplySender, response: Response<Body>) {
-    drop(reply.send(Ok(response)));
 }
 
 #[cfg(test)]

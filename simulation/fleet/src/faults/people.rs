@@ -10,7 +10,7 @@ use self::members::perform_member_action;
 use self::tenants::perform_tenant_action;
 use crate::conductor::Simulation;
 use crate::plan::{
-    Action, DeploymentAction, SYSTEM_NAMESPACE, TENANT_NAMESPACE, VALUES_CONFIG_MAP,
+    Action, DeploymentAction, HOME, SYSTEM_NAMESPACE, TENANT_NAMESPACE, VALUES_CONFIG_MAP,
 };
 use crate::user_client::UserClient;
 pub(super) use members::rejoin_agent;
@@ -46,23 +46,18 @@ pub(super) fn perform(simulation: &mut Simulation, action: &Action) {
             }
         }
         Action::RotateCa => {
-            let annotations =
-                json!({ca_rotation::REQUEST_ANNOTATION: simulation.wall_time().to_string()});
+            let now = simulation.wall_time().to_string();
             let path = format!(
                 "/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{}",
                 names::CA_SECRET
             );
-            UserClient::for_home(simulation)
-                .patch(&path, &json!({"metadata": {"annotations": annotations}}));
+            let mut client = UserClient::for_home(simulation);
+            client.annotate(&path, ca_rotation::REQUEST_ANNOTATION, now);
         }
         Action::DeleteCrd { cluster } => {
-            let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-            UserClient::new(simulation, cluster).delete(&format!("{crds}/tenants.mesh.openkcm.io"));
+            delete_crd(simulation, cluster, "tenants");
         }
-        Action::DeleteHomeCrd { resource } => {
-            let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-            UserClient::for_home(simulation).delete(&format!("{crds}/{resource}.{}", names::GROUP));
-        }
+        Action::DeleteHomeCrd { resource } => delete_crd(simulation, HOME, resource),
         Action::DeleteAnchor { cluster } => {
             let path =
                 format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/krypton-root-owner");
@@ -70,6 +65,12 @@ pub(super) fn perform(simulation: &mut Simulation, action: &Action) {
         }
         _ => {}
     }
+}
+
+fn delete_crd(simulation: &mut Simulation, cluster: &str, resource: &str) {
+    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let path = format!("{crds}/{resource}.{}", names::GROUP);
+    UserClient::new(simulation, cluster).delete(&path);
 }
 
 fn perform_deployment_action(simulation: &mut Simulation, name: &str, action: &DeploymentAction) {
@@ -98,8 +99,7 @@ fn perform_deployment_action(simulation: &mut Simulation, name: &str, action: &D
             client.delete(&path);
         }
         DeploymentAction::Orphan => {
-            let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
-            client.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+            client.annotate(&path, names::ORPHAN_ANNOTATION, "true");
             client.delete(&path);
         }
     }

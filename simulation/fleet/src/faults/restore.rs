@@ -100,12 +100,9 @@ fn revision(object: &Value) -> Option<u64> {
 }
 
 fn objects(simulation: &Simulation, cluster: &str) -> Objects {
-    let Some(cluster) = simulation.cluster(cluster) else {
-        return Objects::new();
-    };
     let mut objects = Objects::new();
     for (group, resource) in RESOURCES {
-        for object in cluster.server.all(group, resource) {
+        for object in simulation.objects(cluster, group, resource) {
             let text = |pointer: &str| {
                 let text = object.pointer(pointer).and_then(Value::as_str);
                 text.unwrap_or_default().to_owned()

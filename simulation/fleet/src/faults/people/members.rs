@@ -44,8 +44,7 @@ pub(super) fn perform_member_action(
             json!({"allowedNamespaces": namespace.as_ref().map(|name| vec![name])})
         }
         MemberAction::Orphan => {
-            let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
-            client.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+            client.annotate(&path, names::ORPHAN_ANNOTATION, "true");
             return;
         }
         MemberAction::Rebuild => return faults::restore::rebuild(simulation, member),
@@ -74,8 +73,7 @@ fn replace_member(simulation: &mut Simulation, member: &str) {
     let Some(mut object) = client.get(&path) else {
         return;
     };
-    let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
-    client.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+    client.annotate(&path, names::ORPHAN_ANNOTATION, "true");
     client.delete(&path);
     if let Some(fields) = object.as_object_mut() {
         fields.remove("status");

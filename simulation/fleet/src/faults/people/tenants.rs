@@ -1,7 +1,5 @@
 //! Actions of people on Tenants, damage to their releases and workspaces, and the repair of that damage.
 
-use std::sync::Arc;
-
 use krypton_sim_apiserver::server::Key;
 use krypton_types::names;
 use serde_json::{Value, json};
@@ -33,7 +31,6 @@ pub(super) fn perform_tenant_action(
     let path = format!("{collection}/{tenant}");
     let release_cluster = find_release_cluster(simulation, cluster, tenant);
     let mut client = UserClient::new(simulation, cluster);
-    let annotate = |key: &str, value: Value| json!({"metadata": {"annotations": {key: value}}});
     match action {
         TenantAction::Create { placed_on } => {
             client.create(&collection, &tenant_object(tenant, placed_on.as_deref()));
@@ -46,7 +43,7 @@ pub(super) fn perform_tenant_action(
             client.delete(&path);
         }
         TenantAction::Orphan => {
-            client.patch(&path, &annotate(names::ORPHAN_ANNOTATION, json!("true")));
+            client.annotate(&path, names::ORPHAN_ANNOTATION, "true");
             client.delete(&path);
         }
         TenantAction::Relabel { number } => {
@@ -55,17 +52,14 @@ pub(super) fn perform_tenant_action(
             client.patch(&path, &json!({"metadata": {"labels": labels}}));
         }
         TenantAction::Pause => {
-            client.patch(&path, &annotate(names::PAUSED_ANNOTATION, json!("true")));
+            client.annotate(&path, names::PAUSED_ANNOTATION, "true");
         }
         TenantAction::Resume => {
-            client.patch(&path, &annotate(names::PAUSED_ANNOTATION, Value::Null));
+            client.annotate(&path, names::PAUSED_ANNOTATION, Value::Null);
         }
         TenantAction::Retry { number } => {
-            let value = json!(format!("request-{number}"));
-            client.patch(
-                &path,
-                &annotate(names::RECONCILE_REQUESTED_ANNOTATION, value),
-            );
+            let value = format!("request-{number}");
+            client.annotate(&path, names::RECONCILE_REQUESTED_ANNOTATION, value);
         }
         TenantAction::AddForeign => set_foreign(&mut client, &path, true),
         TenantAction::RemoveForeign => set_foreign(&mut client, &path, false),
@@ -77,7 +71,7 @@ pub(super) fn perform_tenant_action(
             client.replace(&path, &tenant_object(tenant, Some(member)));
         }
         TenantAction::Adopt => {
-            client.patch(&path, &annotate(names::ADOPT_ANNOTATION, json!("true")));
+            client.annotate(&path, names::ADOPT_ANNOTATION, "true");
         }
         TenantAction::DeleteRelease
         | TenantAction::DamageRelease
@@ -192,7 +186,7 @@ pub(in crate::faults) fn orphan_unreadable_tenants(
     clusters: &[String],
 ) {
     for cluster in clusters {
-        for tenant in objects(simulation, cluster, names::GROUP, "tenants") {
+        for tenant in simulation.objects(cluster, names::GROUP, "tenants") {
             let name = text(&tenant, "/metadata/name").unwrap_or_default();
             if tenant.pointer("/metadata/deletionTimestamp").is_none()
                 || !has_unreadable_release(simulation, clusters, name)
@@ -201,8 +195,7 @@ pub(in crate::faults) fn orphan_unreadable_tenants(
             }
             let mut client = UserClient::new(simulation, cluster);
             let path = format!("{KRYPTON_API}/namespaces/{TENANT_NAMESPACE}/tenants/{name}");
-            let annotations = json!({names::ORPHAN_ANNOTATION: "true"});
-            client.patch(&path, &json!({"metadata": {"annotations": annotations}}));
+            client.annotate(&path, names::ORPHAN_ANNOTATION, "true");
         }
     }
 }
@@ -210,7 +203,7 @@ pub(in crate::faults) fn orphan_unreadable_tenants(
 /// Deletes the revisions that people have forged. Krypton refuses to work on them.
 pub(in crate::faults) fn delete_forged(simulation: &mut Simulation, clusters: &[String]) {
     for cluster in clusters {
-        for secret in objects(simulation, cluster, "", "secrets") {
+        for secret in simulation.objects(cluster, "", "secrets") {
             if let (true, Some(namespace), Some(name)) = (
                 secret
                     .pointer("/metadata/labels")
@@ -229,31 +222,27 @@ pub(in crate::faults) fn delete_forged(simulation: &mut Simulation, clusters: &[
 /// Without a request, Krypton repeats a permanent failure only after 15 minutes.
 fn request_retry(simulation: &mut Simulation, clusters: &[String], tenant: &str) {
     let path = format!("{KRYPTON_API}/namespaces/{TENANT_NAMESPACE}/tenants/{tenant}");
-    let annotations = json!({names::RECONCILE_REQUESTED_ANNOTATION: "forged revision deleted"});
+    let reason = "forged revision deleted";
     for cluster in clusters {
         let mut client = UserClient::new(simulation, cluster);
-        client.patch(&path, &json!({"metadata": {"annotations": &annotations}}));
+        client.annotate(&path, names::RECONCILE_REQUESTED_ANNOTATION, reason);
     }
 }
 
 fn has_unreadable_release(simulation: &Simulation, clusters: &[String], workspace: &str) -> bool {
     clusters.iter().any(|cluster| {
-        objects(simulation, cluster, "", "secrets")
-            .iter()
-            .any(|secret| {
-                text(secret, "/metadata/namespace") == Some(workspace)
-                    && text(secret, "/data/release") == Some(UNREADABLE_RELEASE)
-            })
+        let secrets = simulation.objects(cluster, "", "secrets");
+        secrets.iter().any(|secret| {
+            text(secret, "/metadata/namespace") == Some(workspace)
+                && text(secret, "/data/release") == Some(UNREADABLE_RELEASE)
+        })
     })
 }
 
 /// The cluster where a Tenant's release is: the member that `clusterRef` names, or else the Tenant's cluster.
 fn find_release_cluster(simulation: &Simulation, cluster: &str, tenant: &str) -> String {
     let key = Key::new(names::GROUP, "tenants", TENANT_NAMESPACE, tenant);
-    let object = simulation
-        .cluster(cluster)
-        .and_then(|cluster| cluster.server.get(&key));
-    let member = object.and_then(|object| {
+    let member = simulation.object(cluster, &key).and_then(|object| {
         let name = object.pointer("/spec/clusterRef/secretName")?.as_str()?;
         Some(name.to_owned())
     });
@@ -263,16 +252,9 @@ fn find_release_cluster(simulation: &Simulation, cluster: &str, tenant: &str) ->
     )
 }
 
-fn objects(simulation: &Simulation, cluster: &str, group: &str, resource: &str) -> Vec<Arc<Value>> {
-    simulation
-        .cluster(cluster)
-        .map(|cluster| cluster.server.all(group, resource))
-        .unwrap_or_default()
-}
-
 /// Path of the newest release Secret in a workspace.
 fn newest_release(simulation: &Simulation, cluster: &str, workspace: &str) -> Option<String> {
-    let secrets = objects(simulation, cluster, "", "secrets");
+    let secrets = simulation.objects(cluster, "", "secrets");
     let releases = secrets.iter().filter(|secret| {
         text(secret, "/metadata/namespace") == Some(workspace)
             && text(secret, "/type") == Some("helm.sh/release.v1")
@@ -287,8 +269,8 @@ fn newest_release(simulation: &Simulation, cluster: &str, workspace: &str) -> Op
 /// Path of the first object that Helm has created in a workspace.
 fn first_object(simulation: &Simulation, cluster: &str, workspace: &str) -> Option<String> {
     RELEASE_RESOURCES.iter().find_map(|(group, resource, api)| {
-        let objects_of_kind = objects(simulation, cluster, group, resource);
-        let object = objects_of_kind.iter().find(|object| {
+        let objects = simulation.objects(cluster, group, resource);
+        let object = objects.iter().find(|object| {
             text(object, "/metadata/namespace") == Some(workspace)
                 && text(object, "/metadata/annotations/meta.helm.sh~1release-name").is_some()
         })?;
