@@ -157,14 +157,13 @@ pub(crate) struct RenderedChart {
 impl Chart {
     /// Loads a packaged chart.
     pub(crate) fn load(path: &Path, config: Value) -> Result<Self, HelmError> {
-        let load_error = |error: &dyn std::fmt::Display| HelmError::new(error.to_string());
-        let files = unpack(path).map_err(|error| load_error(&error))?;
+        let files = unpack(path).map_err(HelmError::from_error)?;
         let find = |name: &str| {
             let file = files.iter().find(|(file, _)| file == name)?;
             String::from_utf8(file.1.clone()).ok()
         };
         let metadata = parse_yaml(
-            &find("Chart.yaml").ok_or_else(|| load_error(&"Chart.yaml file is missing"))?,
+            &find("Chart.yaml").ok_or_else(|| HelmError::new("Chart.yaml file is missing"))?,
         )?;
         let defaults = find("values.yaml").map_or(Ok(json!({})), |text| parse_yaml(&text))?;
         let objects_json = find(OBJECTS_FILE).ok_or_else(|| HelmError {
@@ -174,7 +173,7 @@ impl Chart {
             cause: ErrorCause::NotModelled,
         })?;
         let objects: Vec<Value> =
-            serde_json::from_str(&objects_json).map_err(|error| load_error(&error))?;
+            serde_json::from_str(&objects_json).map_err(HelmError::from_error)?;
         let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
         let mut values = defaults.clone();
         coalesce(&mut values, &config);

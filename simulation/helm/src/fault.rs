@@ -31,6 +31,11 @@ impl HelmError {
         }
     }
 
+    /// Passes the text of another error on.
+    pub(crate) fn from_error(error: impl fmt::Display) -> Self {
+        Self::new(error.to_string())
+    }
+
     pub(crate) fn release_not_found() -> Self {
         Self {
             message: "release: not found".to_owned(),

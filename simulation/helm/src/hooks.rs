@@ -18,13 +18,16 @@ const FAILED: &str = "hook-failed";
 const POLL: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// Runs the hooks for an event, and stores their state in the release.
+    /// Runs the hooks for an event unless a flag disables them, and stores their state in the release.
     pub(crate) async fn run_hooks(
         &self,
         release: &mut Release,
         event: &str,
         method: WriteMethod,
     ) -> Result<(), HelmError> {
+        if self.flags.no_hooks {
+            return Ok(());
+        }
         let mut order: Vec<usize> = (0..release.hooks.len())
             .filter(|index| {
                 release.hooks[*index]

@@ -33,11 +33,7 @@ impl Install<'_> {
         }
         session.api.check_reachable().await?;
         let mut release = self.new_release()?;
-        let namespace = &session.flags.namespace;
-        let built = session.api.build(&release.manifest, namespace).await;
-        let mut targets = built.map_err(|error| {
-            error.context("unable to build kubernetes objects from release manifest")
-        })?;
+        let mut targets = session.build(&release.manifest, "release").await?;
         session.owner().mark(&mut targets);
         let adopted = objects::find_owned(&session.api, &targets, session.owner()).await;
         let adopted = adopted.map_err(|error| error.context("unable to continue with install"))?;
@@ -146,10 +142,8 @@ impl Install<'_> {
     ) -> Result<(), HelmError> {
         let session = self.session;
         let method = session.write_method();
-        if !session.flags.no_hooks {
-            let hooks = session.run_hooks(release, "pre-install", method).await;
-            hooks.map_err(|error| error.context("failed pre-install"))?;
-        }
+        let hooks = session.run_hooks(release, "pre-install", method).await;
+        hooks.map_err(|error| error.context("failed pre-install"))?;
         if adopted.is_empty() && !targets.is_empty() {
             objects::create(&session.api, targets, method.without_force()).await?;
         } else if !targets.is_empty() {
@@ -161,10 +155,8 @@ impl Install<'_> {
             };
             update.run(&session.api).await?;
         }
-        if !session.flags.no_hooks {
-            let hooks = session.run_hooks(release, "post-install", method).await;
-            hooks.map_err(|error| error.context("failed post-install"))?;
-        }
+        let hooks = session.run_hooks(release, "post-install", method).await;
+        hooks.map_err(|error| error.context("failed post-install"))?;
         let description = match session.flags.description.as_str() {
             "" => "Install complete",
             description => description,

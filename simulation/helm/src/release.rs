@@ -26,24 +26,21 @@ const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
 
 /// One revision.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub(crate) struct Release {
-    #[serde(default)]
     pub(crate) name: String,
-    #[serde(default)]
     pub(crate) info: Info,
-    #[serde(default, skip_serializing_if = "Value::is_null")]
+    #[serde(skip_serializing_if = "Value::is_null")]
     pub(crate) chart: Value,
-    #[serde(default, skip_serializing_if = "is_empty")]
+    #[serde(skip_serializing_if = "is_empty")]
     pub(crate) config: Value,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) manifest: String,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) hooks: Vec<Hook>,
-    #[serde(default)]
     pub(crate) version: u32,
-    #[serde(default)]
     pub(crate) namespace: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) apply_method: String,
     /// Labels of the Secret. A query includes the system labels, as in Helm.
     #[serde(skip)]
@@ -51,52 +48,47 @@ pub(crate) struct Release {
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub(crate) struct Info {
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) first_deployed: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) last_deployed: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) deleted: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) description: String,
-    #[serde(default)]
     pub(crate) status: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) notes: String,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub(crate) rollback_revision: u32,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub(crate) struct Hook {
-    #[serde(default)]
     pub(crate) name: String,
-    #[serde(default)]
     pub(crate) kind: String,
-    #[serde(default)]
     pub(crate) path: String,
-    #[serde(default)]
     pub(crate) manifest: String,
-    #[serde(default)]
     pub(crate) events: Vec<String>,
-    #[serde(default)]
     pub(crate) last_run: LastRun,
-    #[serde(default, skip_serializing_if = "is_zero_weight")]
+    #[serde(skip_serializing_if = "is_default")]
     pub(crate) weight: i64,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) delete_policies: Vec<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) output_log_policies: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
 pub(crate) struct LastRun {
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) started_at: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) completed_at: String,
-    #[serde(default)]
     pub(crate) phase: String,
 }
 
@@ -104,20 +96,8 @@ fn is_empty(value: &Value) -> bool {
     value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-fn is_zero_weight(number: &i64) -> bool {
-    *number == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Returns the wall time as Go prints it in JSON.
@@ -159,8 +139,8 @@ impl Release {
     /// Returns the Secret to write. `time_label` is the label with the time of this write. As in Helm, an older
     /// label of the same name wins.
     pub(crate) fn encode(&self, time_label: &str) -> Result<Value, HelmError> {
-        let json = serde_json::to_vec(self).map_err(|error| HelmError::new(error.to_string()))?;
-        let packed = releases::pack(&json).map_err(|error| HelmError::new(error.to_string()))?;
+        let json = serde_json::to_vec(self).map_err(HelmError::from_error)?;
+        let packed = releases::pack(&json).map_err(HelmError::from_error)?;
         let seconds = krypton_runtime::clock::wall().as_second().to_string();
         let mut labels = BTreeMap::from([(time_label.to_owned(), seconds)]);
         labels.extend(self.labels.clone());
@@ -186,20 +166,15 @@ impl Release {
 }
 
 fn unpack(data: &str) -> Result<Release, HelmError> {
-    let decode_error = |error: &dyn std::fmt::Display| HelmError::new(error.to_string());
-    let inner_text = STANDARD
-        .decode(data)
-        .map_err(|error| decode_error(&error))?;
-    let packed = STANDARD
-        .decode(inner_text)
-        .map_err(|error| decode_error(&error))?;
+    let inner_text = STANDARD.decode(data).map_err(HelmError::from_error)?;
+    let packed = STANDARD.decode(inner_text).map_err(HelmError::from_error)?;
     let mut json = Vec::new();
     if packed.starts_with(&GZIP_MAGIC) {
         MultiGzDecoder::new(packed.as_slice())
             .read_to_end(&mut json)
-            .map_err(|error| decode_error(&error))?;
+            .map_err(HelmError::from_error)?;
     } else {
         json = packed;
     }
-    serde_json::from_slice(&json).map_err(|error| decode_error(&error))
+    serde_json::from_slice(&json).map_err(HelmError::from_error)
 }

@@ -56,19 +56,10 @@ impl Session {
         current: &mut Release,
         target: &mut Release,
     ) -> Result<(), HelmError> {
-        let namespace = &self.flags.namespace;
-        let originals = self.api.build(&current.manifest, namespace).await;
-        let originals = originals.map_err(|error| {
-            error.context("unable to build kubernetes objects from current release manifest")
-        })?;
-        let targets = self.api.build(&target.manifest, namespace).await;
-        let mut targets = targets.map_err(|error| {
-            error.context("unable to build kubernetes objects from new release manifest")
-        })?;
-        if !self.flags.no_hooks {
-            self.run_hooks(target, "pre-rollback", self.write_method())
-                .await?;
-        }
+        let originals = self.build(&current.manifest, "current release").await?;
+        let mut targets = self.build(&target.manifest, "new release").await?;
+        self.run_hooks(target, "pre-rollback", self.write_method())
+            .await?;
         self.owner().mark(&mut targets);
         let update = Update {
             originals: &originals,
@@ -85,10 +76,8 @@ impl Session {
             self.record(target).await;
             return Err(error);
         }
-        if !self.flags.no_hooks {
-            self.run_hooks(target, "post-rollback", self.write_method())
-                .await?;
-        }
+        self.run_hooks(target, "post-rollback", self.write_method())
+            .await?;
         let deployed = match self.store(0).all_deployed(&self.release).await {
             Err(error) if error.cause == ErrorCause::NoDeployedReleases => Vec::new(),
             deployed => deployed?,

@@ -125,7 +125,7 @@ impl Session {
                     release = &mut apply => release,
                 }?;
                 let json = serde_json::to_string(&release);
-                self.print(&json.map_err(|error| HelmError::new(error.to_string()))?);
+                self.print(&json.map_err(HelmError::from_error)?);
                 self.print("\n");
                 Ok(())
             }
@@ -170,11 +170,10 @@ impl Session {
     }
 
     fn load_chart(&self, path: &Path) -> Result<Chart, HelmError> {
-        let load_error = |error: &dyn std::fmt::Display| HelmError::new(error.to_string());
         let config = match &self.flags.values {
             Some(values) => {
-                let text = std::fs::read(values).map_err(|error| load_error(&error))?;
-                serde_json::from_slice(&text).map_err(|error| load_error(&error))?
+                let text = std::fs::read(values).map_err(HelmError::from_error)?;
+                serde_json::from_slice(&text).map_err(HelmError::from_error)?
             }
             None => Value::Object(Map::new()),
         };

@@ -2,8 +2,9 @@
 
 use parking_lot::Mutex;
 
-use crate::api::Api;
+use crate::api::{Api, Object};
 use crate::arguments::Flags;
+use crate::fault::HelmError;
 use crate::objects::{Owner, WriteMethod};
 use crate::release::Release;
 use crate::store::Store;
@@ -42,6 +43,16 @@ impl Session {
             Some(false) => WriteMethod::ClientSide,
             _ => WriteMethod::ServerSide { force },
         }
+    }
+
+    /// Reads the objects of a manifest. An error contains the kind of the manifest.
+    pub(crate) async fn build(&self, manifest: &str, kind: &str) -> Result<Vec<Object>, HelmError> {
+        let built = self.api.build(manifest, &self.flags.namespace).await;
+        built.map_err(|error| {
+            error.context(format_args!(
+                "unable to build kubernetes objects from {kind} manifest"
+            ))
+        })
     }
 
     /// Stores the state of a release. Helm ignores errors here.

@@ -30,20 +30,13 @@ impl Session {
             Status::Uninstalling,
             "Deletion in progress (or silently failed)",
         );
-        if !self.flags.no_hooks {
-            self.run_hooks(release, "pre-delete", HOOK_METHOD).await?;
-        }
+        self.run_hooks(release, "pre-delete", HOOK_METHOD).await?;
         // Helm ignores errors here.
         drop(self.store(0).update(release).await);
         let kept = self.delete_objects(release).await?;
         let mut errors = Vec::new();
-        if !self.flags.no_hooks {
-            errors.extend(
-                self.run_hooks(release, "post-delete", HOOK_METHOD)
-                    .await
-                    .err(),
-            );
-        }
+        let hooks = self.run_hooks(release, "post-delete", HOOK_METHOD).await;
+        errors.extend(hooks.err());
         errors.extend(self.purge(&history).await.err());
         if let Some(error) = HelmError::join(&errors, "; ") {
             let count = errors.len();

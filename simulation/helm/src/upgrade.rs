@@ -23,15 +23,8 @@ impl Upgrade<'_> {
         let session = self.session;
         session.api.check_reachable().await?;
         let (mut current, mut upgraded) = self.prepare().await?;
-        let namespace = &session.flags.namespace;
-        let built = session.api.build(&current.manifest, namespace).await;
-        let mut originals = built.map_err(|error| {
-            error.context("unable to build kubernetes objects from current release manifest")
-        })?;
-        let built = session.api.build(&upgraded.manifest, namespace).await;
-        let mut targets = built.map_err(|error| {
-            error.context("unable to build kubernetes objects from new release manifest")
-        })?;
+        let mut originals = session.build(&current.manifest, "current release").await?;
+        let mut targets = session.build(&upgraded.manifest, "new release").await?;
         session.owner().mark(&mut targets);
         let adopted = self.find_adopted(&originals, &targets).await?;
         originals.extend(adopted);
@@ -151,10 +144,8 @@ impl Upgrade<'_> {
     ) -> Result<(), HelmError> {
         let session = self.session;
         let method = session.write_method();
-        if !session.flags.no_hooks {
-            let hooks = session.run_hooks(upgraded, "pre-upgrade", method).await;
-            hooks.map_err(|error| error.context("pre-upgrade hooks failed"))?;
-        }
+        let hooks = session.run_hooks(upgraded, "pre-upgrade", method).await;
+        hooks.map_err(|error| error.context("pre-upgrade hooks failed"))?;
         let update = Update {
             originals,
             targets,
@@ -165,10 +156,8 @@ impl Upgrade<'_> {
             session.record(current).await;
             return Err(error);
         }
-        if !session.flags.no_hooks {
-            let hooks = session.run_hooks(upgraded, "post-upgrade", method).await;
-            hooks.map_err(|error| error.context("post-upgrade hooks failed"))?;
-        }
+        let hooks = session.run_hooks(upgraded, "post-upgrade", method).await;
+        hooks.map_err(|error| error.context("post-upgrade hooks failed"))?;
         current.info.status = Status::Superseded.to_string();
         session.record(current).await;
         let description = match session.flags.description.as_str() {
