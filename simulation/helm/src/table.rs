@@ -47,7 +47,7 @@ impl std::fmt::Debug for Plane {
 /// A sequence of steps.
 #[derive(Clone, Debug)]
 pub struct Case {
-    pub name: &'static str,
+    pub name: String,
     pub charts: Vec<TestChart>,
     pub steps: Vec<CaseStep>,
 }

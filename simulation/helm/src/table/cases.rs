@@ -167,9 +167,9 @@ fn chart_without_hooks(version: &str) -> TestChart {
         .object(secret())
 }
 
-fn case(name: &'static str, charts: Vec<TestChart>, steps: Vec<CaseStep>) -> Case {
+fn case(name: impl Into<String>, charts: Vec<TestChart>, steps: Vec<CaseStep>) -> Case {
     Case {
-        name,
+        name: name.into(),
         charts,
         steps,
     }
@@ -510,90 +510,48 @@ fn write_method_cases() -> Vec<Case> {
     ]
 }
 
-/// Helm dies, or gets SIGTERM, at each of its writes.
+/// Helm dies, or gets SIGTERM, at some of its writes.
 fn interrupted_cases() -> Vec<Case> {
-    const INSTALL: [&str; 9] = [
-        "install killed 1",
-        "install killed 2",
-        "install killed 3",
-        "install killed 4",
-        "install killed 5",
-        "install killed 6",
-        "install killed 7",
-        "install killed 8",
-        "install killed 11",
-    ];
-    const UPGRADE: [&str; 4] = [
-        "upgrade killed 1",
-        "upgrade killed 4",
-        "upgrade killed 6",
-        "upgrade killed 11",
-    ];
-    let write_number = |name: &str| -> usize {
-        let last = name.rsplit(' ').next();
-        last.and_then(|last| last.parse().ok()).unwrap_or_default()
-    };
-    let charts = || vec![chart_with_hooks("1.0.0"), chart_with_hooks("1.1.0")];
     let mut cases = Vec::new();
-    for name in INSTALL {
-        let killed = upgrade_with(0, json!({}), Interruption::Kill(write_number(name)));
-        cases.push(case(name, charts(), vec![killed, upgrade(1)]));
+    let mut add = |name: String, steps: Vec<CaseStep>| {
+        let charts = vec![chart_with_hooks("1.0.0"), chart_with_hooks("1.1.0")];
+        cases.push(case(name, charts, steps));
+    };
+    for write in [1, 2, 3, 4, 5, 6, 7, 8, 11] {
+        let killed = upgrade_with(0, json!({}), Interruption::Kill(write));
+        add(format!("install killed {write}"), vec![killed, upgrade(1)]);
     }
-    for name in UPGRADE {
-        let killed = upgrade_with(1, json!({}), Interruption::Kill(write_number(name)));
-        cases.push(case(name, charts(), vec![upgrade(0), killed, upgrade(1)]));
+    for write in [1, 4, 6, 11] {
+        let killed = upgrade_with(1, json!({}), Interruption::Kill(write));
+        let steps = vec![upgrade(0), killed, upgrade(1)];
+        add(format!("upgrade killed {write}"), steps);
     }
-    for name in [
-        "uninstall killed 2",
-        "uninstall killed 4",
-        "uninstall killed 6",
-        "uninstall killed 11",
-    ] {
-        let killed = uninstall(Interruption::Kill(write_number(name)));
+    for write in [2, 4, 6, 11] {
+        let killed = uninstall(Interruption::Kill(write));
         let again = uninstall(Interruption::None);
-        cases.push(case(
-            name,
-            charts(),
-            vec![upgrade(0), killed, upgrade(1), again],
-        ));
+        let steps = vec![upgrade(0), killed, upgrade(1), again];
+        add(format!("uninstall killed {write}"), steps);
     }
-    for name in [
-        "rollback killed 1",
-        "rollback killed 3",
-        "rollback killed 5",
-        "rollback killed 10",
-    ] {
-        let killed = rollback(1, Interruption::Kill(write_number(name)));
-        let again = upgrade(1);
-        cases.push(case(
-            name,
-            charts(),
-            vec![upgrade(0), upgrade(1), killed, again],
-        ));
+    for write in [1, 3, 5, 10] {
+        let killed = rollback(1, Interruption::Kill(write));
+        let steps = vec![upgrade(0), upgrade(1), killed, upgrade(1)];
+        add(format!("rollback killed {write}"), steps);
     }
-    for name in ["install terminated 4", "install terminated 6"] {
-        let terminated = upgrade_with(0, json!({}), Interruption::Terminate(write_number(name)));
-        cases.push(case(name, charts(), vec![terminated, upgrade(1)]));
+    for write in [4, 6] {
+        let terminated = upgrade_with(0, json!({}), Interruption::Terminate(write));
+        let steps = vec![terminated, upgrade(1)];
+        add(format!("install terminated {write}"), steps);
     }
-    for name in ["upgrade terminated 4", "upgrade terminated 6"] {
-        let terminated = upgrade_with(1, json!({}), Interruption::Terminate(write_number(name)));
-        cases.push(case(
-            name,
-            charts(),
-            vec![upgrade(0), terminated, upgrade(1)],
-        ));
+    for write in [4, 6] {
+        let terminated = upgrade_with(1, json!({}), Interruption::Terminate(write));
+        let steps = vec![upgrade(0), terminated, upgrade(1)];
+        add(format!("upgrade terminated {write}"), steps);
     }
     let terminated = uninstall(Interruption::Terminate(5));
-    cases.push(case(
-        "uninstall terminated",
-        charts(),
-        vec![upgrade(0), terminated, upgrade(1)],
-    ));
+    let steps = vec![upgrade(0), terminated, upgrade(1)];
+    add("uninstall terminated".to_owned(), steps);
     let terminated = rollback(1, Interruption::Terminate(5));
-    cases.push(case(
-        "rollback terminated",
-        charts(),
-        vec![upgrade(0), upgrade(1), terminated],
-    ));
+    let steps = vec![upgrade(0), upgrade(1), terminated];
+    add("rollback terminated".to_owned(), steps);
     cases
 }
