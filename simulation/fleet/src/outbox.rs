@@ -3,7 +3,6 @@
 pub mod stream;
 
 use std::ffi::OsString;
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,6 +32,7 @@ pub enum Body {
 pub type ReplySender = oneshot::Sender<io::Result<Response<Body>>>;
 
 /// A message of a process to the conductor.
+#[derive(Debug)]
 pub enum Message {
     /// A request to the API server at this authority.
     Request {
@@ -84,25 +84,6 @@ pub enum Message {
         state: Arc<HelmRunState>,
         time_limit: Option<Duration>,
     },
-}
-
-impl fmt::Debug for Message {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self {
-            Self::Request { .. } => "Request",
-            Self::RequestDropped { .. } => "RequestDropped",
-            Self::Listen { .. } => "Listen",
-            Self::Unlisten { .. } => "Unlisten",
-            Self::Dial { .. } => "Dial",
-            Self::Bytes { .. } => "Bytes",
-            Self::Finish { .. } => "Finish",
-            Self::StartHelm { .. } => "StartHelm",
-            Self::TerminateHelm { .. } => "TerminateHelm",
-            Self::KillHelm { .. } => "KillHelm",
-            Self::SetHelmTimeLimit { .. } => "SetHelmTimeLimit",
-        };
-        f.write_str(kind)
-    }
 }
 
 /// The messages of all processes, in order. Clones share their state.

@@ -1,7 +1,6 @@
 //! The surroundings of one simulated process: its clocks, its generator and its transport.
 
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -30,6 +29,7 @@ pub(crate) struct Clocks {
     pub skew: SignedDuration,
 }
 
+#[derive(Debug)]
 pub(crate) struct ProcessWorld {
     pub process: ProcessId,
     pub outbox: Outbox,
@@ -39,14 +39,6 @@ pub(crate) struct ProcessWorld {
     /// The last reading of the monotonic clock, for destructors that run outside the runtime.
     last_elapsed: Cell<Duration>,
     generator: RefCell<Xoshiro256PlusPlus>,
-}
-
-impl fmt::Debug for ProcessWorld {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ProcessWorld")
-            .field("process", &self.process)
-            .finish_non_exhaustive()
-    }
 }
 
 impl ProcessWorld {
