@@ -6,7 +6,7 @@ use std::fmt;
 use krypton_sim_apiserver::server::Change;
 use serde_json::Value;
 
-use crate::observe::{END_PREFIX, Event, HelmEnd, Observation};
+use crate::observe::{Event, HelmEnd, Observation};
 use crate::plan::Action;
 
 /// Counts by point. Call [`Coverage::record`] with each observation, and [`Coverage::merge`] with the counts of other
@@ -43,7 +43,7 @@ impl Coverage {
                     HelmEnd::Killed => self.count(format!("helm {verb} killed")),
                 }
             }
-            Event::Fault { text } => self.count_fault(text),
+            Event::Fault { .. } => self.count_fault(&observation.event),
             Event::Change { change, .. } => self.count_new_conditions(change),
             Event::ProcessStarted { host } => self.count(format!("process {} started", role(host))),
             Event::ProcessEnded { host, .. } => self.count(format!("process {} ended", role(host))),
@@ -89,11 +89,8 @@ impl Coverage {
         *self.counts.entry(point).or_default() += 1;
     }
 
-    fn count_fault(&mut self, text: &str) {
-        if text.starts_with(END_PREFIX) {
-            return;
-        }
-        let Ok(action) = text.parse::<Action>() else {
+    fn count_fault(&mut self, event: &Event) {
+        let Some((action, false)) = event.action() else {
             return;
         };
         self.count(format!("fault {}", action_kind(&action)));

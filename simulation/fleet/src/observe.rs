@@ -4,6 +4,7 @@ use std::fmt;
 
 use krypton_sim_apiserver::server::Change;
 
+use crate::plan::Action;
 use crate::time::Millis;
 
 /// Start of the text of an observation that reports the end of a fault.
@@ -75,6 +76,17 @@ pub enum Event {
         host: String,
         line: String,
     },
+}
+
+impl Event {
+    /// The fault or action of a user that this event reports, and whether it reports the end.
+    pub fn action(&self) -> Option<(Action, bool)> {
+        let Self::Fault { text } = self else {
+            return None;
+        };
+        let ended = text.strip_prefix(END_PREFIX);
+        Some((ended.unwrap_or(text).parse().ok()?, ended.is_some()))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::handover::{UnexpectedAction, changes_content};
 use super::view::{RECOVERY, WATCH_LAG, is_disconnected, is_krypton, object_update, state_version};
 use super::{CheckResult, Oracle, Phase, Update, View, ensure, invariant};
 use crate::object::{annotation, condition, text};
-use crate::observe::{END_PREFIX, Event, Observation};
+use crate::observe::Observation;
 use crate::plan::{Action, HOME};
 use crate::time::Millis;
 
@@ -115,14 +115,11 @@ invariant! {
 
 impl HostileAgentHarmsNoOther {
     fn record_fault(&mut self, observation: &Observation) {
-        let Event::Fault { text } = &observation.event else {
+        let Some((Action::HostileAgent { edge, .. }, has_ended)) = observation.event.action()
+        else {
             return;
         };
-        let end = text.strip_prefix(END_PREFIX);
-        let Ok(Action::HostileAgent { edge, .. }) = end.unwrap_or(text).parse() else {
-            return;
-        };
-        if end.is_some() {
+        if has_ended {
             self.hostile.remove(&edge);
         } else {
             self.hostile.insert(edge, observation.at);

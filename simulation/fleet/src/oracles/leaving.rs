@@ -10,7 +10,7 @@ use super::view::{finalizer_removal, is_product};
 use super::{Change, CheckResult, Oracle, Run, View, ensure, invariant};
 use crate::faults::REBUILD_WRITER;
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
-use crate::observe::{Event, Observation};
+use crate::observe::Observation;
 use crate::plan::{Action, HOME, MemberAction, SYSTEM_NAMESPACE, Settings, UNTRUSTED_NAMESPACE};
 use crate::user_client::PEOPLE;
 
@@ -74,11 +74,8 @@ invariant! {
     },
     "dismissed-member-stays-away",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        if let Event::Fault { text } = &observation.event
-            && let Ok(Action::Member {
-                member,
-                action: MemberAction::Rejoin,
-            }) = text.parse()
+        if let Some((Action::Member { member, action }, _)) = observation.event.action()
+            && action == MemberAction::Rejoin
         {
             self.dismissed.remove(&member);
         }
@@ -174,12 +171,7 @@ mod tests {
                 member,
                 &deletion_patch(),
             );
-            assert_eq!(
-                RetiredMembersGo::default()
-                    .check_converged(history.view())
-                    .is_err(),
-                broken
-            );
+            assert_eq!(history.breaks(RetiredMembersGo::default()), broken);
         }
     }
 

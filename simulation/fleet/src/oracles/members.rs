@@ -258,8 +258,11 @@ mod tests {
             history
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .put("hub-0", "home", twin);
-            let check = OneMemberPerCluster::default().check_converged(history.view());
-            assert_eq!(check.is_err(), broken, "{mode}");
+            assert_eq!(
+                history.breaks(OneMemberPerCluster::default()),
+                broken,
+                "{mode}"
+            );
         }
     }
 

@@ -143,9 +143,8 @@ invariant! {
     },
     "ca-stays",
     fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
-        if let Event::Fault { text } = &observation.event {
-            self.is_rotation_requested |= text.parse() == Ok(Action::RotateCa);
-        }
+        let action = observation.event.action();
+        self.is_rotation_requested |= matches!(action, Some((Action::RotateCa, _)));
         Ok(())
     }
 

@@ -287,20 +287,11 @@ mod tests {
             let home = on_home(json!({"values": {"a": number}}));
             let mut history = history(TENANT_NAMESPACE, home);
             history.put(AGENT, "edge-1", same);
-            assert_eq!(
-                PlacedCopiesMatch::default()
-                    .check_converged(history.view())
-                    .is_err(),
-                broken
-            );
+            assert_eq!(history.breaks(PlacedCopiesMatch::default()), broken);
         }
         let mut history = history(TENANT_NAMESPACE, on_home(json!({})));
         history.put("hub-0", "edge-2", copy("uid-t0"));
-        assert!(
-            PlacedCopiesMatch::default()
-                .check_converged(history.view())
-                .is_err()
-        );
+        assert!(history.breaks(PlacedCopiesMatch::default()));
     }
 
     #[test]
@@ -379,20 +370,11 @@ mod tests {
                 .put("hub-0", "home", edge_cluster("edge-1"))
                 .put("people", "edge-1", state("True"))
                 .put("people", "home", state(shown));
-            assert_eq!(
-                HomeShowsMembers::default()
-                    .check_converged(history.view())
-                    .is_err(),
-                broken
-            );
+            assert_eq!(history.breaks(HomeShowsMembers::default()), broken);
         }
         let mut history = History::new();
         history.put("people", "home", state("True"));
-        assert!(
-            HomeShowsMembers::default()
-                .check_converged(history.view())
-                .is_err()
-        );
+        assert!(history.breaks(HomeShowsMembers::default()));
     }
 
     #[test]
@@ -405,12 +387,7 @@ mod tests {
                 .renew_leases()
                 .put("people", "edge-1", tenant())
                 .put("hub-0", "home", member);
-            assert_eq!(
-                MembersCountTenants::default()
-                    .check_converged(history.view())
-                    .is_err(),
-                broken
-            );
+            assert_eq!(history.breaks(MembersCountTenants::default()), broken);
         }
     }
 }

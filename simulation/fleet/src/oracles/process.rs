@@ -92,8 +92,7 @@ invariant! {
     },
     "hubs-need-a-kubeconfig",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        if let Event::Fault { text } = &observation.event
-            && let Ok(Action::Member { member, action }) = text.parse()
+        if let Some((Action::Member { member, action }, _)) = observation.event.action()
             && matches!(action, MemberAction::AddTwin { .. })
         {
             self.twins.insert(member);

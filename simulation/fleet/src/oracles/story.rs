@@ -9,7 +9,7 @@ use krypton_types::names::{
 };
 use serde_json::{Value, json};
 
-use super::{Oracles, Phase, Violation};
+use super::{Oracle, Oracles, Phase, Violation};
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::time::Millis;
 use crate::user_client::PEOPLE;
@@ -229,8 +229,9 @@ impl History {
         self
     }
 
-    pub(super) fn view(&self) -> &super::View {
-        self.oracles.view()
+    /// Whether the oracle fails at the end of the idle time.
+    pub(super) fn breaks(&self, mut oracle: impl Oracle) -> bool {
+        oracle.check_converged(self.oracles.view()).is_err()
     }
 
     /// Name of the oracle that failed first.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::faults::{REBUILD_WRITER, RESTORE_WRITER};
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
-use crate::observe::{END_PREFIX, Event, Observation};
+use crate::observe::{Event, Observation};
 use crate::oracles::AttributedWrite;
 use crate::plan::{Action, FOREVER, ServerFault, Settings};
 use crate::time::Millis;
@@ -50,7 +50,7 @@ impl View {
                 }
             }
             Event::HelmEnded { run, .. } => drop(self.helm_runs.remove(run)),
-            Event::Fault { text } => self.record_fault(text),
+            Event::Fault { .. } => self.record_fault(&observation.event),
             _ => {}
         }
     }
@@ -207,12 +207,8 @@ impl View {
         }
     }
 
-    fn record_fault(&mut self, text: &str) {
-        let (has_ended, text) = match text.strip_prefix(END_PREFIX) {
-            Some(text) => (true, text),
-            None => (false, text),
-        };
-        let Ok(action) = text.parse::<Action>() else {
+    fn record_fault(&mut self, event: &Event) {
+        let Some((action, has_ended)) = event.action() else {
             return;
         };
         if let Action::ChartVersion { version } = action {
