@@ -54,7 +54,7 @@ pub fn exec_credential(bytes: &[u8]) -> Option<String> {
         .find_map(|(parsed, version)| {
             let parsed = match parsed {
                 Ok(parsed) => parsed,
-                Err(error) => return message_defect(&chain(&error)),
+                Err(error) => return message_defect(&error),
             };
             let token = parsed.token.as_deref();
             let legal = |token: &str| token.bytes().all(|byte| byte.is_ascii_graphic());

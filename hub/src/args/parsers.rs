@@ -16,7 +16,7 @@ use krypton_types::redact::{NO_URL, has_userinfo, url_shown};
 use reqwest::Url;
 
 use super::{DAY, List, MINUTE, Namespaces};
-use crate::chart::values::{InvalidValuesSource, ValuesSource};
+use crate::chart::values::ValuesSource;
 use crate::discovery::SourceKind;
 
 pub(super) const PER_MEMBER: &str = "a number from 1 to that of --max-concurrent-helm";
@@ -91,7 +91,7 @@ pub(super) fn advertised(text: &str) -> Result<List<String>, String> {
 }
 
 pub(super) fn values_source(text: &str) -> Result<ValuesSource, String> {
-    text.parse().map_err(|InvalidValuesSource| {
+    ValuesSource::parse(text).ok_or_else(|| {
         invalid(
             text,
             "a ConfigMap or Secret with values",

@@ -6,7 +6,6 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use krypton_crds::edge_cluster::{EdgeClusterSpec, ValuesKind, ValuesReference};
@@ -55,32 +54,21 @@ pub struct ValuesSource {
     pub optional: bool,
 }
 
-/// A text that doesn't name a source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "write configmap/NAME, configmap/NAME/KEY or the same with secret; with ? at the end, it may be missing"
-)]
-pub struct InvalidValuesSource;
-
-impl FromStr for ValuesSource {
-    type Err = InvalidValuesSource;
-
-    fn from_str(text: &str) -> Result<Self, InvalidValuesSource> {
+impl ValuesSource {
+    /// Parses `configmap/NAME` or `secret/NAME`, with `/KEY` after it, and with `?` if it may be missing.
+    pub fn parse(text: &str) -> Option<Self> {
         let (text, optional) = match text.strip_suffix('?') {
             Some(text) => (text, true),
             None => (text, false),
         };
-        let (kind, object) = text.split_once('/').ok_or(InvalidValuesSource)?;
+        let (kind, object) = text.split_once('/')?;
         let kind = match kind {
             "configmap" => ValuesKind::ConfigMap,
             "secret" => ValuesKind::Secret,
-            _ => return Err(InvalidValuesSource),
+            _ => return None,
         };
         let (name, key) = object.split_once('/').unwrap_or((object, DEFAULT_KEY));
-        if !names::is_dns_subdomain(name) || !names::is_data_key(key) {
-            return Err(InvalidValuesSource);
-        }
-        Ok(Self {
+        (names::is_dns_subdomain(name) && names::is_data_key(key)).then(|| Self {
             location: ValuesLocation {
                 kind,
                 name: name.to_owned(),
@@ -89,9 +77,7 @@ impl FromStr for ValuesSource {
             optional,
         })
     }
-}
 
-impl ValuesSource {
     /// # Errors
     ///
     /// If the reference contains an invalid object name. The name becomes part of a URL.

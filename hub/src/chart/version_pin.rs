@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use krypton_helm::chart::{ChartCache, ChartError, ChartRef, exact_version, is_range};
-use krypton_runtime::call::{ApiError, call};
+use krypton_helm::chart::{ChartCache, ChartRef, exact_version, is_range};
+use krypton_runtime::call::call;
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::Newest as _;
@@ -17,7 +18,6 @@ use krypton_types::fingerprint::sha256_hex;
 use krypton_types::names::CHART_CONFIG_MAP;
 use kube::Client;
 use kube::api::Api;
-use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -69,16 +69,6 @@ impl ResolvedVersion {
         let leader_term = leader_term?;
         (self.read_in_term == Some(leader_term.since)).then_some(leader_term.epoch)
     }
-}
-
-#[derive(Debug, Error)]
-enum PinError {
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    #[error("failed to resolve the range of chart versions")]
-    Lookup(#[source] ChartError),
-    #[error("failed to find the content of the chart")]
-    Content(#[source] Arc<ChartError>),
 }
 
 /// The version setting to resolve, and the repository to resolve it from.
@@ -217,13 +207,13 @@ impl ChartPin {
 
     /// Resolves the setting to a version with its digest. `recorded_version` is the version of a record
     /// without a digest.
-    async fn resolve(&self, recorded_version: Option<&str>) -> Result<String, PinError> {
+    async fn resolve(&self, recorded_version: Option<&str>) -> anyhow::Result<String> {
         let setting = &self.chart.version;
         let version = match recorded_version {
             Some(recorded_version) => recorded_version.to_owned(),
             None if setting.is_empty() || is_range(setting) => {
                 let resolved = Box::pin(self.charts.resolve(&self.chart)).await;
-                resolved.map_err(PinError::Lookup)?
+                resolved.context("failed to resolve the range of chart versions")?
             }
             None => setting.clone(),
         };
@@ -232,7 +222,7 @@ impl ChartPin {
             ..self.chart.clone()
         };
         let pinned = Box::pin(self.charts.pin(&chart)).await;
-        pinned.map_err(PinError::Content)
+        pinned.context("failed to find the content of the chart")
     }
 
     /// Returns the version for members and the version that they fetch, if the setting resolves to
@@ -266,7 +256,7 @@ impl ChartPin {
         &self,
         config_map: Option<ConfigMap>,
         leader: Option<&Leader>,
-    ) -> Result<(String, Option<Duration>), PinError> {
+    ) -> anyhow::Result<(String, Option<Duration>)> {
         let may_write = || leader.is_some_and(|leader| leader.may_write(BootTime::now()));
         let (api, digest) = (self.api(), self.digest());
         let previous = record_in(config_map.as_ref(), &digest);
@@ -395,7 +385,7 @@ impl PinnedVersion {
             }
             Err(error) => {
                 let range = &self.pin.chart.version;
-                tracing::warn!(%range, error = %chain(&error), "failed to resolve the chart version; retrying");
+                tracing::warn!(%range, error = %chain(&*error), "failed to resolve the chart version; retrying");
                 self.failures += 1;
                 let members_wait = term.is_some() && self.tx.get().read_in_term != term;
                 let retry_max = if members_wait {
@@ -409,7 +399,7 @@ impl PinnedVersion {
     }
 
     /// Reads the record and publishes it immediately: members don't have to wait for a repository.
-    async fn read(&mut self, term: Option<BootTime>) -> Result<Option<ConfigMap>, PinError> {
+    async fn read(&mut self, term: Option<BootTime>) -> anyhow::Result<Option<ConfigMap>> {
         let api = self.pin.api();
         let attempt = format!(
             "reading ConfigMap {}/{CHART_CONFIG_MAP}",
@@ -427,7 +417,7 @@ impl PinnedVersion {
         &mut self,
         config_map: Option<ConfigMap>,
         leader: Option<&Leader>,
-    ) -> Result<Option<Duration>, PinError> {
+    ) -> anyhow::Result<Option<Duration>> {
         let record = record_in(config_map.as_ref(), &self.pin.digest());
         let is_recorded = record.is_some_and(|record| record.content.is_some());
         let is_leader = leader.is_some_and(Leader::serves_agents);

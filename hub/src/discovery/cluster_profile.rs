@@ -93,9 +93,9 @@ impl ProfileAccess {
     /// Runs the program of a plan and returns the credential without using it.
     async fn run(&self, plan: &Plan) -> Result<Credential, String> {
         let output = self.plugins.run(&plan.command).await;
-        let output = output.map_err(|error| chain(&error))?;
+        let output = output.map_err(|error| chain(&*error))?;
         credential::read(&output, plan.command.api_version)
-            .map_err(|error| format!("{}: {}", plan.command.program, chain(&error)))
+            .map_err(|error| format!("{}: {error}", plan.command.program))
     }
 
     /// Builds the access for clients from a credential. If the previous access has the same plan, its token

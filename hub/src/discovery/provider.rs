@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use anyhow::bail;
 use futures::{TryFutureExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
-use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::call::call;
 use krypton_runtime::periodic::FailureLog;
 use krypton_runtime::watch::Watch;
 use krypton_runtime::watch::store::{Key, OBJECTS_MAX, Store};
@@ -76,7 +77,7 @@ pub struct ApiKind {
 
 impl ApiKind {
     /// Returns the best served version.
-    async fn served(&self, client: &Client) -> Result<ApiResource, WatchError> {
+    async fn served(&self, client: &Client) -> anyhow::Result<ApiResource> {
         for version in self.versions {
             let group_version = format!("{}/{version}", self.group);
             let attempt = format!("reading the served versions of {}", self.group);
@@ -90,35 +91,19 @@ impl ApiKind {
                 return Ok(ApiResource::from_gvk_with_plural(&kind, self.plural));
             }
         }
-        Err(WatchError::NotServed {
-            plural: self.plural,
-            group: self.group,
-            versions: self.versions.join(" or "),
-        })
+        bail!(
+            "the API server serves no {}.{} of version {}; the hub retries until their CRD exists",
+            self.plural,
+            self.group,
+            self.versions.join(" or ")
+        )
     }
-}
-
-/// Why objects cannot be watched.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum WatchError {
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    #[error(
-        "the API server serves no {plural}.{group} of version {versions}; the hub retries until their CRD exists"
-    )]
-    NotServed {
-        plural: &'static str,
-        group: &'static str,
-        versions: String,
-    },
-    #[error("failed to watch {0}; retrying")]
-    Watch(&'static str, #[source] watcher::Error),
 }
 
 /// A watch and its listed objects, in the form that the provider needs.
 pub(super) struct WatchedObjects<K, V> {
     kind_name: &'static str,
-    watch: Watch<K, WatchError>,
+    watch: Watch<K, anyhow::Error>,
     store: Store<V>,
     read: Box<dyn Fn(K) -> Option<V> + Send + Sync>,
     log: FailureLog,
@@ -134,8 +119,9 @@ impl<V> WatchedObjects<Secret, V> {
     ) -> Self {
         let api = secrets(client, namespace);
         let config = config.page_size(PAGE);
-        let failed = |source| WatchError::Watch("Secrets", source);
-        let open = move || watcher(api.clone(), config.clone()).map_err(failed);
+        let open = move || {
+            watcher(api.clone(), config.clone()).map_err(|error| watch_error("Secrets", error))
+        };
         Self::new("Secrets", Watch::new(open), read)
     }
 }
@@ -150,7 +136,6 @@ impl<V> WatchedObjects<DynamicObject, V> {
         read: impl Fn(DynamicObject) -> Option<V> + Send + Sync + 'static,
     ) -> Self {
         let (client, namespace) = (client.clone(), namespace.map(str::to_owned));
-        let failed = move |source| WatchError::Watch(kind.plural, source);
         let open = move || {
             let (client, namespace) = (client.clone(), namespace.clone());
             let stream = async move {
@@ -159,7 +144,8 @@ impl<V> WatchedObjects<DynamicObject, V> {
                     Some(namespace) => Api::namespaced_with(client, &namespace, &resource),
                     None => Api::all_with(client, &resource),
                 };
-                Ok(watcher(api, Config::default().page_size(PAGE)).map_err(failed))
+                let events = watcher(api, Config::default().page_size(PAGE));
+                Ok(events.map_err(move |error| watch_error(kind.plural, error)))
             };
             stream.try_flatten_stream()
         };
@@ -170,7 +156,7 @@ impl<V> WatchedObjects<DynamicObject, V> {
 impl<K: Resource + Send + 'static, V> WatchedObjects<K, V> {
     fn new(
         kind_name: &'static str,
-        watch: Watch<K, WatchError>,
+        watch: Watch<K, anyhow::Error>,
         read: impl Fn(K) -> Option<V> + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -207,14 +193,14 @@ impl<K: Resource + Send + 'static, V> WatchedObjects<K, V> {
         }
     }
 
-    fn apply(&mut self, event: Result<Event<K>, WatchError>) -> bool {
+    fn apply(&mut self, event: anyhow::Result<Event<K>>) -> bool {
         match event {
             Ok(event) => {
                 let listing = matches!(event, Event::Init | Event::InitApply(_));
                 let recovered = !listing && self.log.succeeded();
                 self.store.apply(event, &self.read) || recovered
             }
-            Err(error) => self.log.failed(chain(&error)),
+            Err(error) => self.log.failed(chain(&*error)),
         }
     }
 
@@ -234,6 +220,10 @@ impl<K: Resource + Send + 'static, V> WatchedObjects<K, V> {
     }
 }
 
+fn watch_error(kind_name: &str, error: watcher::Error) -> anyhow::Error {
+    anyhow::Error::new(error).context(format!("failed to watch {kind_name}; retrying"))
+}
+
 /// The Secrets of a namespace, or of all.
 pub(super) fn secrets(client: &Client, namespace: Option<&str>) -> Api<Secret> {
     match namespace {
@@ -250,9 +240,8 @@ mod tests {
 
     use super::*;
 
-    fn failure() -> Result<Event<Secret>, WatchError> {
-        let source = watcher::Error::NoResourceVersion;
-        Err(WatchError::Watch("Secrets", source))
+    fn failure() -> anyhow::Result<Event<Secret>> {
+        Err(watch_error("Secrets", watcher::Error::NoResourceVersion))
     }
 
     #[tokio::test(start_paused = true)]

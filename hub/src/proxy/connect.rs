@@ -1,9 +1,10 @@
 //! Connects to a member: builds a client and the kubeconfig for Helm, and identifies the cluster.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use jiff::{SignedDuration, Timestamp};
 use krypton_runtime::access::{self, ResponseLimits, SwappableClient};
 use krypton_runtime::chance;
@@ -17,7 +18,6 @@ use krypton_types::validity::Validity;
 use kube::Client;
 use parking_lot::Mutex;
 use tempfile::TempPath;
-use thiserror::Error;
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
@@ -32,18 +32,6 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 const LONG_LIVED: SignedDuration = SignedDuration::from_hours(24);
 /// Minimum time between two reads of a source that a rejected credential triggers.
 const REREAD_EVERY: Duration = Duration::from_secs(10);
-
-#[derive(Debug, Error)]
-enum ConnectError {
-    #[error("the kubeconfig cannot be used")]
-    Config(#[source] access::ConfigError),
-    #[error("failed to convert the kubeconfig of the home cluster for Helm")]
-    Render(#[source] access::RenderError),
-    #[error("failed to create a client from the kubeconfig")]
-    Client(#[source] kube::Error),
-    #[error("failed to write Helm's kubeconfig to {0}")]
-    Write(PathBuf, #[source] std::io::Error),
-}
 
 /// A connection to a member. Dropping it frees all its resources.
 pub(super) struct MemberConnection {
@@ -145,15 +133,14 @@ pub(super) async fn prepare(
                 None => sanitized.yaml_through(&shared.tunnels.url(&sanitized.authority)),
             };
             let config = config.map(|config| (config, for_helm));
-            (Some(origin), config.map_err(ConnectError::Config))
+            let config = config.context("the kubeconfig cannot be used");
+            (Some(origin), config)
         }
         Access::Home(config) => {
             let yaml = access::kubeconfig_yaml(&config, shared.helm_account.as_ref());
-            (
-                None,
-                yaml.map(|yaml| (*config, yaml))
-                    .map_err(ConnectError::Render),
-            )
+            let config = yaml.map(|yaml| (*config, yaml));
+            let problem = "failed to convert the kubeconfig of the home cluster for Helm";
+            (None, config.context(problem))
         }
     };
     let connection = config.and_then(|(config, yaml)| {
@@ -171,13 +158,17 @@ pub(super) async fn prepare(
                 access::client_with_limits(config, USER_AGENT, on_refusal, limits, report)
             }
         };
-        let client = client.map_err(ConnectError::Client)?;
+        let failed = "failed to create a client from the kubeconfig";
+        let client = client.context(failed)?;
         let helm_client = match as_helm {
-            Some(config) => home::client(config).map_err(ConnectError::Client)?,
+            Some(config) => home::client(config).context(failed)?,
             None => client.clone(),
         };
-        let kubeconfig = access::write_kubeconfig(&shared.scratch, &yaml)
-            .map_err(|error| ConnectError::Write(shared.scratch.clone(), error))?;
+        let kubeconfig = access::write_kubeconfig(&shared.scratch, &yaml);
+        let kubeconfig = kubeconfig.with_context(|| {
+            let folder = shared.scratch.display();
+            format!("failed to write Helm's kubeconfig to {folder}")
+        })?;
         let refusal_task = reread_on_refusal(Arc::clone(shared), origin.clone(), refusal);
         let refusal_task = tokio::spawn(refusal_task.in_current_span());
         let used = AccessInUse {
@@ -193,7 +184,7 @@ pub(super) async fn prepare(
             used,
         ))
     });
-    connection.map_err(|error| Unresolved::new(reason::CLIENT_FAILED, chain(&error)))
+    connection.map_err(|error| Unresolved::new(reason::CLIENT_FAILED, chain(&*error)))
 }
 
 /// Returns a callback that shows oversized responses in the member's conditions.

@@ -9,11 +9,11 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, bail, ensure};
 use krypton_helm::driver;
 use krypton_runtime::{off_thread, process_group};
 use parking_lot::Mutex;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
-use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, ChildStderr, ChildStdout};
 use tokio::sync::Semaphore;
@@ -37,59 +37,6 @@ const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(2);
 /// With these variables, a program in a pod finds its own cluster's API server and uses the mounted service
 /// account. The other variables of a pod concern only the hub.
 const POD_VARIABLES: [&str; 2] = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
-
-/// Why a run returned no credential. Never contains standard output, which may be a credential.
-#[derive(Debug, Error)]
-pub(super) enum PluginError {
-    #[error("starting {program} failed; correct its execConfig in the hub's provider file")]
-    Start {
-        program: String,
-        #[source]
-        source: io::Error,
-    },
-    #[error("running {program} failed")]
-    Run {
-        program: String,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{program} did not end within {} s and was killed{stderr}", deadline.as_secs())]
-    Deadline {
-        program: String,
-        deadline: Duration,
-        stderr: StderrTail,
-    },
-    #[error("{program} has written more than {} KiB and was killed; an ExecCredential is expected", STDOUT_MAX / 1024)]
-    TooMuchOutput { program: String },
-    #[error("{program} has ended with {status}{stderr}")]
-    Failed {
-        program: String,
-        status: String,
-        stderr: StderrTail,
-    },
-}
-
-/// The sanitized end of standard error.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct StderrTail(String);
-
-impl StderrTail {
-    pub(crate) fn new(stderr: &[u8]) -> Self {
-        let text = driver::last_error_message(stderr);
-        let clean: String = text.chars().filter(|c| !c.is_control()).collect();
-        let start = clean.ceil_char_boundary(clean.len().saturating_sub(STDERR_SHOWN));
-        Self(clean.get(start..).unwrap_or_default().to_owned())
-    }
-}
-
-impl std::fmt::Display for StderrTail {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.as_str() {
-            "" => f.write_str("; it printed nothing"),
-            text => write!(f, "; it printed: {text}"),
-        }
-    }
-}
 
 /// Runs programs with limited concurrency.
 #[derive(Debug)]
@@ -124,12 +71,10 @@ impl Plugins {
     }
 
     /// Runs the program once a slot is free, and returns its standard output. Dropping the future kills the
-    /// process group.
-    pub(super) async fn run(&self, command: &Command) -> Result<Vec<u8>, PluginError> {
-        let failed = |source| PluginError::Run {
-            program: command.program.clone(),
-            source,
-        };
+    /// process group. No error contains the standard output, which may be a credential.
+    pub(super) async fn run(&self, command: &Command) -> anyhow::Result<Vec<u8>> {
+        let program = &command.program;
+        let failed = || format!("running {program} failed");
         let provider_slots = self.slots_for(&command.provider);
         // The semaphores are never closed.
         let _provider_slot = provider_slots.acquire().await;
@@ -137,32 +82,22 @@ impl Plugins {
         let home = tempfile::Builder::new()
             .prefix("plugin-")
             .tempdir_in(&self.folder)
-            .map_err(failed)?;
+            .with_context(failed)?;
         let mut process = self.start(command, home.path().as_os_str().to_owned())?;
-        let deadline = self.deadline;
-        let timed_out = process.wait(deadline).await.map_err(failed)?;
-        let status = process.clean_up(&command.program).await;
-        let status = status.map_err(failed)?;
-        let program = command.program.clone();
-        let stderr = process.stderr_tail();
+        let timed_out = process.wait(self.deadline).await.with_context(failed)?;
+        let status = process.clean_up(program).await.with_context(failed)?;
+        let stderr = describe_stderr(process.stderr_tail.make_contiguous());
         if timed_out {
-            return Err(PluginError::Deadline {
-                program,
-                deadline,
-                stderr,
-            });
+            let seconds = self.deadline.as_secs();
+            bail!("{program} did not end within {seconds} s and was killed{stderr}");
         }
-        if process.output.len() > STDOUT_MAX {
-            return Err(PluginError::TooMuchOutput { program });
-        }
-        if !status.success() {
-            let status = describe_status(status);
-            return Err(PluginError::Failed {
-                program,
-                status,
-                stderr,
-            });
-        }
+        ensure!(
+            process.output.len() <= STDOUT_MAX,
+            "{program} has written more than {} KiB and was killed; an ExecCredential is expected",
+            STDOUT_MAX / 1024
+        );
+        let code = describe_status(status);
+        ensure!(status.success(), "{program} has ended with {code}{stderr}");
         Ok(process.output)
     }
 
@@ -170,10 +105,10 @@ impl Plugins {
         clippy::disallowed_methods,
         reason = "the one place where an access provider's program starts"
     )]
-    fn start(&self, command: &Command, home: OsString) -> Result<PluginProcess, PluginError> {
-        let failed = |source| PluginError::Start {
-            program: command.program.clone(),
-            source,
+    fn start(&self, command: &Command, home: OsString) -> anyhow::Result<PluginProcess> {
+        let failed = || {
+            let program = &command.program;
+            format!("starting {program} failed; correct its execConfig in the hub's provider file")
         };
         let mut child = tokio::process::Command::new(&command.program)
             .args(&command.args)
@@ -189,9 +124,10 @@ impl Plugins {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(failed)?;
+            .with_context(failed)?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let pid = pid.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+        let pid = pid.with_context(failed)?;
         Ok(PluginProcess {
             group: ProcessGroup { pid, reaped: false },
             stdout: child.stdout.take(),
@@ -200,6 +136,17 @@ impl Plugins {
             output: Vec::new(),
             stderr_tail: VecDeque::new(),
         })
+    }
+}
+
+/// Returns the sanitized end of standard error, to append to a message.
+fn describe_stderr(stderr: &[u8]) -> String {
+    let text = driver::last_error_message(stderr);
+    let clean: String = text.chars().filter(|c| !c.is_control()).collect();
+    let start = clean.ceil_char_boundary(clean.len().saturating_sub(STDERR_SHOWN));
+    match clean.get(start..).unwrap_or_default() {
+        "" => "; it printed nothing".to_owned(),
+        end => format!("; it printed: {end}"),
     }
 }
 
@@ -286,10 +233,6 @@ impl PluginProcess {
             },
         }
     }
-
-    fn stderr_tail(&mut self) -> StderrTail {
-        StderrTail::new(self.stderr_tail.make_contiguous())
-    }
 }
 
 /// The program's process group, killed on drop.
@@ -373,7 +316,7 @@ mod tests {
             assert_eq!(std::fs::read_dir(self.folder.path()).unwrap().count(), 0);
             result
                 .map(|output| String::from_utf8(output).unwrap())
-                .map_err(|error| chain(&error))
+                .map_err(|error| chain(&*error))
         }
     }
 
@@ -517,7 +460,7 @@ mod tests {
         let fixture = Fixture::new();
         let mut command = shell("");
         command.program = "/plugins/nobody".to_owned();
-        let error = chain(&fixture.plugins.run(&command).await.unwrap_err());
+        let error = chain(&*fixture.plugins.run(&command).await.unwrap_err());
         assert!(error.contains("starting /plugins/nobody failed"), "{error}");
         assert!(error.contains("provider file"), "{error}");
     }
