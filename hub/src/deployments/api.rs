@@ -1,4 +1,4 @@
-//! Reads and writes KryptonDeployments on home. Each request has a deadline. Each write requires the
+//! Writes KryptonDeployments on home. Each request has a deadline. Each write requires the
 //! version that the decision was based on.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
-use crate::leader::home_writer::{self, DeletionCause, WriteOutcome, read_deletion};
+use crate::leader::home_writer::{self, WriteOutcome};
 
 /// The fields of an object to write.
 #[derive(Debug)]
@@ -127,22 +127,6 @@ async fn send_write(
     }
     let written = send(&PatchParams::default()).await?;
     Ok(WriteResponse::Written(written))
-}
-
-/// A reread deletion. `deletion` is `None` if the read failed or the object is not deleted.
-pub(super) struct DeploymentDeletion {
-    pub(super) uid: String,
-    pub(super) deletion: Option<DeletionCause>,
-}
-
-pub(super) async fn reread_deletion(
-    client: Client,
-    key: DeploymentKey,
-    uid: String,
-) -> DeploymentDeletion {
-    let objects: Api<KryptonDeployment> = Api::namespaced(client.clone(), &key.namespace);
-    let deletion = read_deletion(client, &objects, &key.name, &uid).await;
-    DeploymentDeletion { uid, deletion }
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
-use crate::deployments::api::{DeploymentDeletion, DeploymentWriteResult};
+use crate::deployments::api::DeploymentWriteResult;
 use crate::deployments::events::RecordedEvents;
 use crate::deployments::plan::{ClusterView, DeploymentView, Site, decide};
 use crate::deployments::target::{
@@ -143,7 +143,7 @@ pub(crate) async fn run(
             members.restart_for_term(leader_term);
             // A standby's view may be stale: the leader orders and writes nothing based on it.
             store.reset_for_term();
-            for key in std::mem::take(&mut requests.deletion_reads).keys() {
+            for (key, _) in std::mem::take(&mut requests.deletion_reads).keys() {
                 store.queue.done(key, Outcome::Done, now, 0.0);
             }
         }
@@ -189,8 +189,8 @@ pub(crate) async fn run(
                 store.write_ended(&key, written, &controller);
                 changed = true;
             }
-            (key, deletion_read) = requests.deletion_reads.next() => {
-                store.read_ended(&key, deletion_read);
+            ((key, uid), deletion) = requests.deletion_reads.next() => {
+                store.read_ended(&key, &uid, deletion);
                 changed = true;
             }
             () = clock::sleep_until(due, now) => {}
@@ -412,13 +412,18 @@ impl DeploymentStore {
         }
     }
 
-    fn read_ended(&mut self, key: &DeploymentKey, result: Result<DeploymentDeletion, JoinError>) {
+    fn read_ended(
+        &mut self,
+        key: &DeploymentKey,
+        uid: &str,
+        result: Result<Option<DeletionCause>, JoinError>,
+    ) {
         let outcome = match result {
-            Ok(read) => {
+            Ok(deletion) => {
                 let is_current = |entry: &&mut DeploymentEntry| {
-                    entry.object.metadata.uid.as_ref() == Some(&read.uid)
+                    entry.object.metadata.uid.as_deref() == Some(uid)
                 };
-                match (self.entries.get_mut(key).filter(is_current), read.deletion) {
+                match (self.entries.get_mut(key).filter(is_current), deletion) {
                     (Some(entry), Some(deletion)) => {
                         entry.deletion = Some(deletion);
                         Outcome::Done

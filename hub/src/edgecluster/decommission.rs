@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use krypton_crds::edge_cluster::{DeletionPolicy, EdgeCluster};
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::names;
-use kube::api::Api;
-use kube::{Client, ResourceExt as _};
+use kube::ResourceExt as _;
 
 use super::publisher::MemberOrder;
 use crate::home_events::MemberEvent;
-use crate::leader::home_writer::{DeletionCause, read_deletion};
+use crate::leader::home_writer::DeletionCause;
 use crate::members::tenant_reports::UninstallCounts;
 
 /// Inputs of the decision, in addition to the EdgeCluster.
@@ -264,16 +263,6 @@ impl Decommissions {
         self.confirmed.retain(|uid, _| exists(uid));
         self.recorded_events.retain(|(uid, _)| exists(uid));
     }
-}
-
-/// Rereads a deletion. Returns `None` if the object is not being deleted, or if the read failed.
-pub(super) async fn reread_deletion(
-    client: Client,
-    name: String,
-    uid: String,
-) -> Option<DeletionCause> {
-    let objects: Api<EdgeCluster> = Api::all(client.clone());
-    read_deletion(client, &objects, &name, &uid).await
 }
 
 #[cfg(test)]

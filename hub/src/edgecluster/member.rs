@@ -5,6 +5,7 @@ use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::{Newest as _, SendIfChanged as _};
 use krypton_runtime::work_queue::WorkQueue;
 use krypton_types::conditions::{Truth, reason};
+use kube::api::Api;
 
 use super::api::write_finalizers;
 use super::controller::{FleetController, Pass, PassInputs, ban_message, enter_member};
@@ -13,7 +14,7 @@ use super::plan::{self, MemberSettings, written_epoch};
 use super::publisher::{MemberInputs, MemberOrder};
 use super::values::size_problem;
 use super::{RECONCILE_EVERY, acceptance, messages, namespaces};
-use crate::leader::home_writer::{DeletionCause, MIN_WRITE_INTERVAL};
+use crate::leader::home_writer::{self, DeletionCause, MIN_WRITE_INTERVAL};
 use crate::members::duplicates;
 use crate::members::member::{Admission, Member};
 use crate::members::tenant_reports::UninstallCounts;
@@ -232,7 +233,9 @@ impl FleetController {
             return self.request_reconcile_at(next_check(&self.queue, name, pass.now));
         }
         let key = (name.to_owned(), uid.clone());
-        let read = decommission::reread_deletion(self.fleet.client.clone(), name.to_owned(), uid);
+        let client = self.fleet.client.clone();
+        let objects: Api<EdgeCluster> = Api::all(client.clone());
+        let read = home_writer::read_deletion(client, objects, name.to_owned(), uid);
         self.deletion_reads.spawn(key, read);
     }
 

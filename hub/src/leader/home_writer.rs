@@ -139,17 +139,17 @@ pub(crate) enum DeletionCause {
 /// the CRD precedes deleting its objects, so the CRD is read last.
 pub(crate) async fn read_deletion<K>(
     client: Client,
-    objects: &Api<K>,
-    name: &str,
-    uid: &str,
+    objects: Api<K>,
+    name: String,
+    uid: String,
 ) -> Option<DeletionCause>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug + Resource<DynamicType = ()> + CustomResourceExt,
 {
     let attempt = format!("reading the deletion of {} {name}", K::kind(&()));
     let request = async {
-        let object = objects.get_metadata(name).await?.metadata;
-        if object.uid.as_deref() != Some(uid) || object.deletion_timestamp.is_none() {
+        let object = objects.get_metadata(&name).await?.metadata;
+        if object.uid.as_ref() != Some(&uid) || object.deletion_timestamp.is_none() {
             return Ok(None);
         }
         let crds: Api<CustomResourceDefinition> = Api::all(client);

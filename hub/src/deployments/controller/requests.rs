@@ -12,20 +12,22 @@ use krypton_runtime::events::ObjectEvent;
 use krypton_runtime::tasks::KeyedTasks;
 use krypton_types::deployment::{DeploymentKey, ReportedEvent};
 use kube::ResourceExt as _;
+use kube::api::Api;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use super::{DeploymentController, DeploymentEntry, DeploymentStore, recorded_placements};
-use crate::deployments::api::{self, DeploymentDeletion, DeploymentWrite, DeploymentWriteResult};
+use crate::deployments::api::{self, DeploymentWrite, DeploymentWriteResult};
 use crate::deployments::plan::DeploymentDecision;
 use crate::leader::Leader;
-use crate::leader::home_writer;
+use crate::leader::home_writer::{self, DeletionCause};
 
 /// Requests in flight.
 #[derive(Default)]
 pub(super) struct Requests {
     pub(super) writes: KeyedTasks<DeploymentKey, DeploymentWriteResult>,
-    pub(super) deletion_reads: KeyedTasks<DeploymentKey, DeploymentDeletion>,
+    /// By the object's key and UID.
+    pub(super) deletion_reads: KeyedTasks<(DeploymentKey, String), Option<DeletionCause>>,
 }
 
 impl Requests {
@@ -91,19 +93,18 @@ impl Requests {
         request: DeploymentRequest,
         (controller, leader): (&DeploymentController, &Leader),
     ) {
-        let (client, request_key, span) = (
-            controller.client.clone(),
-            key.clone(),
-            request_span(&key, object),
-        );
+        let (client, span) = (controller.client.clone(), request_span(&key, object));
         match request {
             DeploymentRequest::ReadDeletion => {
                 let uid = object.metadata.uid.clone().unwrap_or_default();
-                let read = api::reread_deletion(client, request_key, uid).instrument(span);
-                self.deletion_reads.spawn(key, read);
+                let objects: Api<KryptonDeployment> =
+                    Api::namespaced(client.clone(), &key.namespace);
+                let name = key.name.clone();
+                let read = home_writer::read_deletion(client, objects, name, uid.clone());
+                self.deletion_reads.spawn((key, uid), read.instrument(span));
             }
             DeploymentRequest::Write(write, events) => {
-                let write = api::write(client, request_key, Arc::clone(object), write, events);
+                let write = api::write(client, key.clone(), Arc::clone(object), write, events);
                 let write = leader.tracked(write.instrument(span));
                 self.writes.spawn(key, write);
             }
