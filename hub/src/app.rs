@@ -33,7 +33,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use self::chart::{ChartFollower, ChartVersion};
-use self::parts::{Engine, FleetState};
+use self::parts::Engine;
 use self::shutdown::Shutdown;
 use crate::agent_server::session::Sessions;
 use crate::agent_server::{self, AgentServer, listener};
@@ -53,7 +53,7 @@ use crate::leader::{ElectionHandle, Leader, LeaderElection};
 use crate::notify::{self, Notifier, Webhook};
 use crate::observe::dump::{self, Dumper};
 use crate::observe::fleet_tenants;
-use crate::observe::member_metrics::HomeState;
+use crate::observe::member_metrics::{FleetView, HomeState};
 use crate::observe::metrics;
 use crate::proxy::{Shared, Tunnels};
 use crate::tenants::{self, TenantSettings};
@@ -128,14 +128,9 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
     let values = chart::read_values_file(&settings).await?;
     let webhook = notify::open(&settings).await?;
     let (engine, credentials) = Engine::start(&settings, &watchdog, helm).await?;
-    let fleet_state = FleetState::new();
+    let view = Arc::new(FleetView::new(Arc::default()));
     let mut tasks = JoinSet::new();
-    let content = admin_content(
-        &settings,
-        log,
-        (&readiness, &watchdog),
-        (&engine, &fleet_state),
-    );
+    let content = admin_content(&settings, log, (&readiness, &watchdog), (&engine, &view));
     ports.serve(content, &mut tasks, &stop);
     let clearing_label = tokio::spawn(LeaderLabel::clear_stale(
         settings.pod.clone(),
@@ -160,14 +155,22 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
     let mut follower =
         ChartFollower::new(Arc::clone(&settings), &version, values, readings, process);
     let pinned = version.pinned.take();
-    let context = HubContext::new(&settings, &fleet_state);
+    let (holder, instance) = names(&settings);
     let mut permanent = Tasks::new(watchdog.clone());
     // With a recorded version of a range, members get nothing before the record is read.
     let fleet_chart = pinned.is_none().then(|| follower.fleet_chart().clone());
-    let election_handle = context.elect(&home, &readiness, fleet_chart, &mut permanent)?;
+    let cluster = (&home, &readiness);
+    let election_handle = elect(
+        &settings,
+        &holder,
+        &view,
+        cluster,
+        fleet_chart,
+        &mut permanent,
+    )?;
     let mut leader = election_handle.leader.clone();
     permanent.spawn(LABEL_TASK, run_label(clearing_label, leader.clone()));
-    let notifier = context.start_notifier(webhook, &leader, (&mut tasks, &stop));
+    let notifier = start_notifier(webhook, &settings, &view, &leader, (&mut tasks, &stop));
     if let Some(pinned) = pinned {
         tasks.spawn(pinned.run(leader.clone(), notifier.clone(), stop.clone()));
     }
@@ -178,8 +181,7 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
         stop.clone(),
     );
     tasks.spawn(crds);
-    let instance = context.instance.clone();
-    let notices = HomeEvents::start(client.clone(), instance, leader.clone(), &watchdog)
+    let notices = HomeEvents::start(client.clone(), instance.clone(), leader.clone(), &watchdog)
         .with_notifier(notifier);
     let namespace = settings.namespace.clone();
     let mut values_status = ValuesStatus::new(notices.clone(), namespace, readiness.clone());
@@ -199,8 +201,9 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
         settings: &settings,
         client: &client,
         engine: &engine,
-        fleet_state: &fleet_state,
-        context: &context,
+        view: &view,
+        holder: &holder,
+        instance: &instance,
         notices: &notices,
         leader: &leader,
         watchdog: &watchdog,
@@ -230,9 +233,8 @@ fn admin_content(
     settings: &Settings,
     log: Log,
     (readiness, watchdog): (&Readiness, &Watchdog),
-    (engine, fleet_state): (&Engine, &FleetState),
+    (engine, view): (&Engine, &Arc<FleetView>),
 ) -> AdminContent {
-    let view = &fleet_state.view;
     let (drift, work) = (&engine.drift, &engine.work);
     let dumper = Dumper {
         replica: settings.reporting_instance.clone(),
@@ -245,7 +247,7 @@ fn admin_content(
     AdminContent {
         readiness: readiness.clone(),
         watchdog: watchdog.clone(),
-        registry: metrics::registry(Arc::clone(view), &fleet_state.sessions, drift, work),
+        registry: metrics::registry(Arc::clone(view), drift, work),
         level: log.level,
         debug: dump::router(Arc::new(dumper)).merge(fleet_tenants::router(Arc::clone(view))),
     }
@@ -326,85 +328,65 @@ async fn run_label(clearing_label: JoinHandle<Option<LeaderLabel>>, leader: Lead
     }
 }
 
-/// The state of the fleet, and this hub's names.
-struct HubContext<'a> {
-    settings: &'a Settings,
-    fleet_state: &'a FleetState,
-    /// Name in Leases, unique for each process, so two hubs never confuse their Leases.
-    holder: String,
-    /// Name in events.
-    instance: String,
+/// Returns this hub's names in Leases and in events. The name in Leases is unique for each process, so two hubs
+/// never confuse their Leases.
+fn names(settings: &Settings) -> (String, String) {
+    let instance = settings.reporting_instance.as_deref();
+    let (name, number) = (instance.unwrap_or("local"), chance::random::<u32>());
+    let holder = format!("hub/{name}/{number:08x}");
+    (holder, instance.unwrap_or("krypton-hub").to_owned())
 }
 
-impl<'a> HubContext<'a> {
-    fn new(settings: &'a Settings, fleet_state: &'a FleetState) -> Self {
-        let instance = settings.reporting_instance.as_deref();
-        let (name, number) = (instance.unwrap_or("local"), chance::random::<u32>());
-        Self {
-            settings,
-            fleet_state,
-            holder: format!("hub/{name}/{number:08x}"),
-            instance: instance.unwrap_or("krypton-hub").to_owned(),
+/// Starts to send notifications, if the settings name a webhook.
+fn start_notifier(
+    webhook: Option<Webhook>,
+    settings: &Settings,
+    view: &FleetView,
+    leader: &Leader,
+    (tasks, stop): (&mut JoinSet<()>, &CancellationToken),
+) -> Notifier {
+    let Some(webhook) = webhook else {
+        return Notifier::default();
+    };
+    let counts = view.notifications.clone();
+    let skip = settings.allow_chart_skip;
+    let (notifier, sending) = Notifier::start(webhook, leader.clone(), counts, skip, stop.clone());
+    tasks.spawn(sending);
+    view.reports.set_notifier(notifier.clone());
+    notifier
+}
+
+/// Takes part in the leader election: several hubs may run, and one of them writes on home and serves agents.
+fn elect(
+    settings: &Settings,
+    holder: &str,
+    view: &FleetView,
+    (home, readiness): (&ClusterConfig, &Readiness),
+    fleet_chart: Option<watch::Sender<FleetChart>>,
+    permanent: &mut Tasks,
+) -> anyhow::Result<ElectionHandle> {
+    let members = Arc::clone(&view.members);
+    let election = LeaderElection {
+        client: home::client(home.config.clone())
+            .context("failed to create a client of the home cluster")?,
+        namespace: settings.namespace.clone(),
+        holder: holder.to_owned(),
+        times: LeaseTimes::for_leader(settings.lead),
+        foreign_epoch: members.ahead().clone(),
+        readiness: readiness.clone(),
+    };
+    let (election_handle, electing) = election.start(move |leader_term, is_new| {
+        members.set_epoch(leader_term.epoch);
+        if is_new {
+            // Objects that this hub read on home earlier may be stale.
+            members.begin_term(leader_term.since);
         }
-    }
-
-    /// Starts to send notifications, if the settings name a webhook.
-    fn start_notifier(
-        &self,
-        webhook: Option<Webhook>,
-        leader: &Leader,
-        (tasks, stop): (&mut JoinSet<()>, &CancellationToken),
-    ) -> Notifier {
-        let Some(webhook) = webhook else {
-            return Notifier::default();
-        };
-        let counts = self.fleet_state.view.notifications.clone();
-        let skip = self.settings.allow_chart_skip;
-        let (notifier, sending) =
-            Notifier::start(webhook, leader.clone(), counts, skip, stop.clone());
-        tasks.spawn(sending);
-        self.fleet_state.reports.set_notifier(notifier.clone());
-        notifier
-    }
-
-    /// Takes part in the leader election: several hubs may run, and one of them writes on home and serves agents.
-    fn elect(
-        &self,
-        home: &ClusterConfig,
-        readiness: &Readiness,
-        fleet_chart: Option<watch::Sender<FleetChart>>,
-        permanent: &mut Tasks,
-    ) -> anyhow::Result<ElectionHandle> {
-        let members = Arc::clone(&self.fleet_state.members);
-        let election = LeaderElection {
-            client: home::client(home.config.clone())
-                .context("failed to create a client of the home cluster")?,
-            namespace: self.settings.namespace.clone(),
-            holder: self.holder.clone(),
-            times: LeaseTimes::for_leader(self.settings.lead),
-            foreign_epoch: members.ahead().clone(),
-            readiness: readiness.clone(),
-        };
-        let (election_handle, electing) = election.start(move |leader_term, is_new| {
-            members.set_epoch(leader_term.epoch);
-            if is_new {
-                // Objects that this hub read on home earlier may be stale.
-                members.begin_term(leader_term.since);
-            }
-            if let Some(fleet_chart) = &fleet_chart {
-                fleet_chart.send_modify(|current| current.epoch = leader_term.epoch);
-            }
-        });
-        permanent.spawn(ELECTION_TASK, electing);
-        Ok(election_handle)
-    }
-}
-
-/// Sources of members, and the Secrets that KryptonDeployments name.
-struct DiscoveryChannels {
-    sources: watch::Receiver<Sources>,
-    secret_references: watch::Sender<SecretReferences>,
-    secret_states: watch::Receiver<SecretStates>,
+        if let Some(fleet_chart) = &fleet_chart {
+            fleet_chart.send_modify(|current| current.epoch = leader_term.epoch);
+        }
+    });
+    permanent.spawn(ELECTION_TASK, electing);
+    Ok(election_handle)
 }
 
 /// Inputs of the controllers.
@@ -412,8 +394,11 @@ struct Startup<'a> {
     settings: &'a Settings,
     client: &'a Client,
     engine: &'a Engine,
-    fleet_state: &'a FleetState,
-    context: &'a HubContext<'a>,
+    view: &'a Arc<FleetView>,
+    /// Name in Leases.
+    holder: &'a str,
+    /// Name in events.
+    instance: &'a str,
     notices: &'a HomeEvents,
     leader: &'a Leader,
     watchdog: &'a Watchdog,
@@ -429,15 +414,16 @@ impl Startup<'_> {
         (port, readiness): (Option<Listener>, &Readiness),
         shutdown: &mut Shutdown,
     ) -> anyhow::Result<()> {
-        let channels = self.discover(&shutdown.stop);
-        let sources = channels.sources.clone();
+        let (secret_references, references) = watch::channel(None);
+        let (states, secret_states) = watch::channel(Arc::default());
+        let sources = self.discover((references, states), &shutdown.stop);
         let shared = self.proxy_inputs(sources.clone()).await?;
-        self.fleet_state.view.set_home_state(HomeState {
+        self.view.set_home_state(HomeState {
             leader: self.leader.clone(),
             chart: fleet_chart.clone(),
             allow_chart_skip: self.settings.allow_chart_skip,
         });
-        self.start_home_writers(&shared, channels, shutdown);
+        self.start_home_writers(&shared, (secret_references, secret_states), shutdown);
         if let Some(listener) = port {
             self.serve_agents(listener, &shared, readiness, shutdown);
         }
@@ -447,9 +433,15 @@ impl Startup<'_> {
         Ok(())
     }
 
-    fn discover(&self, stop: &CancellationToken) -> DiscoveryChannels {
-        let (secret_references, references) = watch::channel(None);
-        let (states, secret_states) = watch::channel(Arc::default());
+    /// Starts to look for the members and for the Secrets that KryptonDeployments name.
+    fn discover(
+        &self,
+        (references, states): (
+            watch::Receiver<SecretReferences>,
+            watch::Sender<SecretStates>,
+        ),
+        stop: &CancellationToken,
+    ) -> watch::Receiver<Sources> {
         let (settings, discovery) = (self.settings, &self.settings.discovery);
         let access = &self.engine.profile_access;
         let mut providers = providers::providers(self.client, settings, access);
@@ -465,16 +457,11 @@ impl Startup<'_> {
             prefix: secret_prefix.cloned().unwrap_or_default(),
             policy: settings.kubeconfig_policy(),
         }));
-        DiscoveryChannels {
-            sources: discovery::start(providers, prefixes, self.watchdog, stop),
-            secret_references,
-            secret_states,
-        }
+        discovery::start(providers, prefixes, self.watchdog, stop)
     }
 
     async fn proxy_inputs(&self, sources: watch::Receiver<Sources>) -> anyhow::Result<Arc<Shared>> {
         let (settings, engine) = (self.settings, self.engine);
-        let context = self.context;
         let account = settings.helm_account();
         let own_namespaces = [settings.namespace.clone()]
             .into_iter()
@@ -487,13 +474,13 @@ impl Startup<'_> {
                 work: engine.work.clone(),
                 watchdog: self.watchdog.clone(),
             },
-            members: Arc::clone(&self.fleet_state.members),
+            members: Arc::clone(&self.view.members),
             grace: settings.proxy_grace,
             scratch: engine.private.path().to_owned(),
             helm_account: settings.helm_account(),
             notices: self.notices.clone(),
-            holder: context.holder.clone(),
-            instance: context.instance.clone(),
+            holder: self.holder.to_owned(),
+            instance: self.instance.to_owned(),
             policy: Policy::new(settings.helm.timeout, own_namespaces),
             retry_max: settings.retry_max,
             allow_chart_skip: settings.allow_chart_skip,
@@ -510,11 +497,14 @@ impl Startup<'_> {
     fn start_home_writers(
         &self,
         shared: &Shared,
-        channels: DiscoveryChannels,
+        (secret_references, secret_states): (
+            watch::Sender<SecretReferences>,
+            watch::Receiver<SecretStates>,
+        ),
         shutdown: &mut Shutdown,
     ) {
-        let (settings, reports) = (self.settings, &self.fleet_state.reports);
-        let members = &self.fleet_state.members;
+        let (settings, reports) = (self.settings, &self.view.reports);
+        let members = &self.view.members;
         let tenant_settings = TenantSettings {
             self_cluster: settings.self_cluster,
             allow_chart_skip: settings.allow_chart_skip,
@@ -539,8 +529,8 @@ impl Startup<'_> {
             deployments: Arc::clone(members.deployments()),
             members: Arc::clone(members),
             notices: shared.notices.clone(),
-            secret_references: channels.secret_references,
-            secret_states: channels.secret_states,
+            secret_references,
+            secret_states,
             namespaces: settings.watch_namespaces.clone(),
             discovery_namespace: discovery.namespace_of_secrets(&settings.namespace),
             // Under lockdown, only the label opens a Secret.
@@ -570,8 +560,8 @@ impl Startup<'_> {
         shutdown: &mut Shutdown,
     ) {
         let sessions = Sessions {
-            members: Arc::clone(&self.fleet_state.members),
-            metrics: Arc::clone(&self.fleet_state.sessions),
+            members: Arc::clone(&self.view.members),
+            metrics: Arc::clone(&self.view.sessions),
             events: shared.notices.clone(),
             hub_version: env!("CARGO_PKG_VERSION").to_owned(),
             last_number: AtomicU64::new(0),
@@ -586,7 +576,7 @@ impl Startup<'_> {
             advertise: self.settings.advertise.clone(),
             sessions: Arc::new(sessions),
             charts: Arc::clone(&self.engine.charts),
-            fleet_view: Arc::clone(&self.fleet_state.view),
+            fleet_view: Arc::clone(self.view),
             readiness_guard: readiness.guard("the agents' port"),
         };
         let serving = agent_server::run(server);
@@ -622,7 +612,7 @@ impl Startup<'_> {
             member_values,
             leader: self.leader.clone(),
             shared,
-            reports: Arc::clone(&self.fleet_state.reports),
+            reports: Arc::clone(&self.view.reports),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The parts of the process that need neither home nor a Lease: Helm, charts, and knowledge about members.
+//! The parts of the process that need neither home nor a Lease: Helm and the charts.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,15 +14,11 @@ use krypton_runtime::watchdog::Watchdog;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-use crate::agent_server::metrics::SessionMetrics;
 use crate::args::Settings;
 use crate::chart::{credentials, helm_credentials};
 use crate::discovery::SourceKind;
 use crate::discovery::cluster_profile::ProfileAccess;
 use crate::discovery::cluster_profile::provider_file::ProviderFile;
-use crate::members::MemberRegistry;
-use crate::members::tenant_reports::TenantReports;
-use crate::observe::member_metrics::FleetView;
 
 /// Helm, the charts, and the folders that both use.
 pub(super) struct Engine {
@@ -120,25 +116,4 @@ async fn check_keyring(file: &Path) -> anyhow::Result<()> {
         )
     })?;
     Ok(())
-}
-
-/// Knowledge about members, from reports and from the hub's own calls.
-pub(super) struct FleetState {
-    pub(super) members: Arc<MemberRegistry>,
-    pub(super) reports: Arc<TenantReports>,
-    pub(super) view: Arc<FleetView>,
-    pub(super) sessions: Arc<SessionMetrics>,
-}
-
-impl FleetState {
-    pub(super) fn new() -> Self {
-        let reports = Arc::new(TenantReports::default());
-        let members = Arc::new(MemberRegistry::new(Arc::clone(&reports)));
-        Self {
-            view: Arc::new(FleetView::new(Arc::clone(&members), Arc::clone(&reports))),
-            members,
-            reports,
-            sessions: Arc::new(SessionMetrics::default()),
-        }
-    }
 }

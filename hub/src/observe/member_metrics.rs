@@ -23,6 +23,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use tokio::sync::watch;
 
+use crate::agent_server::metrics::SessionMetrics;
 use crate::ca::CurrentAuthority;
 use crate::edgecluster::FleetChart;
 use crate::leader::Leader;
@@ -31,11 +32,12 @@ use crate::members::observation::MemberObservation;
 use crate::members::tenant_reports::TenantReports;
 use crate::notify::NotificationCounts;
 
-/// The state that the metrics read.
+/// Knowledge about members, from reports and from the hub's own calls, and the state that the metrics read.
 #[derive(Debug, Default)]
 pub struct FleetView {
     pub members: Arc<MemberRegistry>,
     pub reports: Arc<TenantReports>,
+    pub sessions: Arc<SessionMetrics>,
     pub(crate) notifications: NotificationCounts,
     /// Set once the home cluster has responded.
     pub(crate) home_state: OnceLock<HomeState>,
@@ -111,9 +113,9 @@ pub(crate) fn mode_name(mode: Mode) -> &'static str {
 }
 
 impl FleetView {
-    pub fn new(members: Arc<MemberRegistry>, reports: Arc<TenantReports>) -> Self {
+    pub fn new(reports: Arc<TenantReports>) -> Self {
         Self {
-            members,
+            members: Arc::new(MemberRegistry::new(Arc::clone(&reports))),
             reports,
             ..Self::default()
         }
@@ -312,7 +314,7 @@ mod tests {
     use prometheus_client::encoding::text::encode;
 
     use super::*;
-    use crate::agent_server::metrics::{EnrollmentOutcome, SessionMetrics};
+    use crate::agent_server::metrics::EnrollmentOutcome;
     use crate::leader::LeaderState;
     use crate::observe::metrics::registry;
 
@@ -352,7 +354,6 @@ mod tests {
     struct MetricsFixture {
         view: Arc<FleetView>,
         leader_state: watch::Sender<LeaderState>,
-        sessions: SessionMetrics,
     }
 
     impl MetricsFixture {
@@ -369,16 +370,12 @@ mod tests {
                 chart: watch::channel(chart).1,
                 allow_chart_skip: false,
             });
-            Self {
-                view,
-                leader_state,
-                sessions: SessionMetrics::default(),
-            }
+            Self { view, leader_state }
         }
 
         fn scrape(&self) -> String {
             let (drift, work) = (DriftMetrics::default(), WorkMetrics::default());
-            let registry = registry(Arc::clone(&self.view), &self.sessions, &drift, &work);
+            let registry = registry(Arc::clone(&self.view), &drift, &work);
             let mut text = String::new();
             encode(&mut text, &registry).unwrap();
             text
@@ -409,9 +406,13 @@ mod tests {
         fixture.view.members.observe("asleep", |observation| {
             observation.healthy = State::new(Truth::Unknown, reason::SUSPENDED, "");
         });
-        fixture.sessions.set_certificate_expiry("hub", at(3000));
-        fixture.sessions.set_certificate_expiry("ca", at(4000));
         fixture
+            .view
+            .sessions
+            .set_certificate_expiry("hub", at(3000));
+        fixture.view.sessions.set_certificate_expiry("ca", at(4000));
+        fixture
+            .view
             .sessions
             .count_enrollment(EnrollmentOutcome::Refused);
         let standby = fixture.scrape();

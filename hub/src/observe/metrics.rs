@@ -8,19 +8,13 @@ use krypton_runtime::clock;
 use krypton_runtime::metrics::ProcessMetrics;
 use prometheus_client::registry::Registry;
 
-use crate::agent_server::metrics::SessionMetrics;
 use crate::observe::member_metrics::FleetView;
 
 /// Prefix of all metrics except the process metrics.
 pub const PREFIX: &str = "krypton_hub";
 
 /// Registers all metrics under [`PREFIX`], and the process metrics with the current time as start time.
-pub fn registry(
-    fleet: Arc<FleetView>,
-    sessions: &SessionMetrics,
-    drift: &DriftMetrics,
-    work: &WorkMetrics,
-) -> Registry {
+pub fn registry(fleet: Arc<FleetView>, drift: &DriftMetrics, work: &WorkMetrics) -> Registry {
     let mut root = Registry::default();
     root.register_collector(Box::new(ProcessMetrics::starting(clock::wall())));
     let registry = root.sub_registry_with_prefix(PREFIX);
@@ -37,6 +31,7 @@ pub fn registry(
         "Notifications, by outcome. The hub retries failed ones. With dropped, too many changes waited",
         fleet.notifications.0.clone(),
     );
+    let sessions = Arc::clone(&fleet.sessions);
     registry.register_collector(Box::new(fleet));
     sessions.register(registry);
     root

@@ -9,7 +9,6 @@ use krypton_agent::{
 };
 use krypton_crds::edge_cluster::Mode;
 use krypton_hub::{
-    agent_server::metrics::SessionMetrics,
     edgecluster::FleetChart,
     leader::{Leader, LeaderState},
     members::{member::PublishedState, tenant_reports::TenantReportChanges},
@@ -119,11 +118,11 @@ fn hub_metrics(is_leader: bool, applied: Version, days_left: i64) -> String {
         chart: watch::channel(chart).1,
         allow_chart_skip: false,
     });
-    let sessions = SessionMetrics::default();
+    let sessions = &view.sessions;
     sessions.set_certificate_expiry("hub", days_from_now(days_left));
     sessions.set_certificate_expiry("ca", days_from_now(days_left));
     let (drift, work) = (DriftMetrics::default(), WorkMetrics::default());
-    rendered(&registry(view, &sessions, &drift, &work))
+    rendered(&registry(view, &drift, &work))
 }
 
 /// Returns the metrics of a hub with every series.
