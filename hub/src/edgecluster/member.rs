@@ -10,7 +10,7 @@ use kube::api::Api;
 use super::api::write_finalizers;
 use super::controller::{FleetController, Pass, PassInputs, ban_message, enter_member};
 use super::decommission::{self, DecommissionState, DecommissionStep};
-use super::plan::{self, MemberSettings, written_epoch};
+use super::plan::{self, written_epoch};
 use super::publisher::{MemberInputs, MemberOrder};
 use super::values::size_problem;
 use super::{RECONCILE_EVERY, acceptance, messages, namespaces};
@@ -37,7 +37,7 @@ impl FleetController {
         pass: &Pass,
     ) {
         self.report_source(name, object, inputs, pass);
-        let settings = plan::member_settings(object);
+        let is_paused = plan::is_paused(object);
         let source = inputs.membership.members.get(name);
         let suspended = source
             .and_then(|source| source.suspended.clone())
@@ -45,18 +45,16 @@ impl FleetController {
         let member = enter_member(&self.fleet.shared.members, name, object);
         let decision = inputs.act_decisions.get(name);
         let held_back =
-            decision.and_then(|decision| duplicates::held_back(name, decision, settings.banned));
+            decision.and_then(|decision| duplicates::held_back(name, decision, object.spec.banned));
         let progress = decommission::is_decommissioning(object).then(|| {
             let reason = held_back.as_ref().or(suspended.as_ref());
             let reason = reason.map(|(_, reason)| reason.clone());
-            let paused = settings
-                .paused
-                .then(|| "the EdgeCluster is paused".to_owned());
+            let paused = is_paused.then(|| "the EdgeCluster is paused".to_owned());
             let deletion = self.decommissions.confirmed(object);
             self.progress(name, &member, deletion, reason.or(paused))
         });
         let step = decommission::next_step(object, &progress.unwrap_or_default());
-        let order = step.order(settings.paused || suspended.is_some());
+        let order = step.order(is_paused || suspended.is_some());
         let is_retiring =
             (member.published.get().as_ref()).is_some_and(|published| published.desired.retire);
         let order = decommission::order_to_publish(order, held_back.is_some(), is_retiring);
@@ -71,7 +69,7 @@ impl FleetController {
         self.report_step(object, &step, pass);
         let held_back = held_back.or(suspended);
         let may_act = held_back.is_none() && decision.is_some();
-        self.admit((name, object), &member, settings, may_act, &acting);
+        self.admit((name, object), &member, may_act, &acting);
         self.fleet
             .shared
             .members
@@ -262,14 +260,13 @@ impl FleetController {
         &self,
         (name, object): (&str, &EdgeCluster),
         member: &Member,
-        settings: MemberSettings,
         may_act: bool,
         acting: &ActingDecision,
     ) {
         let status = object.status.as_ref();
         let cluster_uid = status.and_then(|status| status.cluster_uid.clone());
         member.admission.send_if_changed(Admission {
-            refused: settings.banned.then(|| ban_message(name)),
+            refused: object.spec.banned.then(|| ban_message(name)),
             cluster_uid: cluster_uid.clone(),
             keys: status.and_then(|status| status.agent_keys.clone()),
         });
@@ -307,7 +304,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::leader::home_writer;
 
     #[test]
     fn waiting_member_is_not_polled() {

@@ -101,20 +101,9 @@ pub(super) fn conditions(object: &EdgeCluster) -> &[Condition] {
     status.map_or(&[], |status| &status.conditions)
 }
 
-/// Settings of the member in its EdgeCluster.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct MemberSettings {
-    pub(super) paused: bool,
-    pub(super) banned: bool,
-}
-
-pub(super) fn member_settings(object: &EdgeCluster) -> MemberSettings {
+pub(super) fn is_paused(object: &EdgeCluster) -> bool {
     let annotation = object.annotations().get(names::PAUSED_ANNOTATION);
-    let is_pause_annotated = annotation.is_some_and(|value| value != "false");
-    MemberSettings {
-        paused: object.spec.paused || is_pause_annotated,
-        banned: object.spec.banned,
-    }
+    object.spec.paused || annotation.is_some_and(|value| value != "false")
 }
 
 /// Returns the namespaces on home whose Tenants may name the member.
