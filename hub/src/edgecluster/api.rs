@@ -144,35 +144,34 @@ pub(super) fn is_joined(object: &EdgeCluster) -> bool {
 
 /// A completed write.
 pub(super) struct EdgeClusterWrite {
-    pub(super) name: String,
-    /// The written object, and its previous version. `None` if nothing was written.
-    object: Option<(EdgeCluster, Option<String>)>,
+    /// The version before the write.
+    previous_version: Option<String>,
+    /// `None` if nothing was written.
+    object: Option<EdgeCluster>,
     pub(super) result: WriteOutcome,
 }
 
 impl EdgeClusters {
     /// Stores the written object. If the watch has delivered an event since, that one is newer or the
     /// object is gone. Returns whether anything besides the reported state changed.
-    pub(super) fn apply_write(&mut self, write: EdgeClusterWrite) -> bool {
-        let Some((object, previous_version)) = write.object else {
-            return false;
-        };
-        let current = self.objects.get(&write.name);
-        let is_unchanged =
-            current.is_some_and(|current| current.metadata.resource_version == previous_version);
-        is_unchanged && self.insert(write.name, object)
+    pub(super) fn apply_write(&mut self, name: &str, write: EdgeClusterWrite) -> bool {
+        let current = self.objects.get(name);
+        let is_unchanged = current
+            .is_some_and(|current| current.metadata.resource_version == write.previous_version);
+        match write.object {
+            Some(object) if is_unchanged => self.insert(name.to_owned(), object),
+            _ => false,
+        }
     }
 }
 
 impl EdgeClusterWrite {
     fn new(
-        name: String,
         previous_version: Option<String>,
         (object, result): (Option<EdgeCluster>, WriteOutcome),
     ) -> Self {
-        let object = object.map(|object| (object, previous_version));
         Self {
-            name,
+            previous_version,
             object,
             result,
         }
@@ -223,7 +222,7 @@ pub(super) async fn create(
     {
         tracing::warn!(error = %chain(&error), "failed to recreate the CRD of EdgeClusters; retrying");
     }
-    EdgeClusterWrite::new(name, None, home_writer::outcome(created))
+    EdgeClusterWrite::new(None, home_writer::outcome(created))
 }
 
 const CRD_OUTDATED: &str = "CrdOutdated";
@@ -262,7 +261,7 @@ pub(super) async fn write_finalizers(
     let request = api.patch(&name, &params, &patch);
     let attempt = format!("writing the finalizers of EdgeCluster {name}");
     let response = home_writer::write(attempt, request).await;
-    EdgeClusterWrite::new(name, version, response)
+    EdgeClusterWrite::new(version, response)
 }
 
 pub(super) async fn write_status(
@@ -280,7 +279,7 @@ pub(super) async fn write_status(
     let request = api.patch_status(&name, &params, &patch);
     let attempt = format!("writing the status of EdgeCluster {name}");
     let response = home_writer::write(attempt, request).await;
-    EdgeClusterWrite::new(name, version, response)
+    EdgeClusterWrite::new(version, response)
 }
 
 /// Returns the merge patch that turns the recorded status into `next`.
@@ -319,7 +318,7 @@ mod tests {
             (WriteOutcome::Conflict, soon),
             (WriteOutcome::Failed, Outcome::Failed),
         ] {
-            let write = EdgeClusterWrite::new("a".to_owned(), None, (None, result));
+            let write = EdgeClusterWrite::new(None, (None, result));
             let outcome = write.queue_outcome(BootTime::default(), 0.5);
             assert_eq!(outcome, expected, "{result:?}");
         }
@@ -364,23 +363,23 @@ mod tests {
         let mut dirty = BTreeSet::new();
         edge_clusters.apply_event(Event::Apply(object("1")), &mut dirty);
         let response = || EdgeClusterWrite {
-            name: "a".to_owned(),
-            object: Some((object("2"), Some("1".to_owned()))),
+            previous_version: Some("1".to_owned()),
+            object: Some(object("2")),
             result: WriteOutcome::Ok,
         };
         // In the interim, a user banned the member.
         let mut banned = object("3");
         banned.spec.banned = true;
         edge_clusters.apply_event(Event::Apply(banned), &mut dirty);
-        edge_clusters.apply_write(response());
+        edge_clusters.apply_write("a", response());
         assert!(edge_clusters.objects["a"].spec.banned);
         // A user deleted it.
         edge_clusters.apply_event(Event::Delete(object("3")), &mut dirty);
-        edge_clusters.apply_write(response());
+        edge_clusters.apply_write("a", response());
         assert!(edge_clusters.objects.is_empty());
 
         edge_clusters.apply_event(Event::Apply(object("1")), &mut dirty);
-        edge_clusters.apply_write(response());
+        edge_clusters.apply_write("a", response());
         assert_eq!(
             edge_clusters.objects["a"]
                 .metadata

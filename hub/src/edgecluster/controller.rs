@@ -549,7 +549,7 @@ impl FleetController {
                 let writes = &self.fleet.reports.writes;
                 writes.count(HomeWrites::EDGE_CLUSTER, write.result);
                 let outcome = write.queue_outcome(now, chance::random());
-                self.reconcile_due |= self.edge_clusters.apply_write(write);
+                self.reconcile_due |= self.edge_clusters.apply_write(name, write);
                 outcome
             }
             Err(error) => {
