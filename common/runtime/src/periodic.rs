@@ -61,7 +61,7 @@ impl Periodic {
     }
 
     /// Records the result of an attempt. The future ends when the next one is due.
-    pub fn pause_after<E: Error>(
+    pub fn pause_after<E: Into<Box<dyn Error + Send + Sync>>>(
         &mut self,
         result: Result<NextRun, E>,
     ) -> impl Future<Output = ()> + use<E> {
@@ -80,7 +80,8 @@ impl Periodic {
             }
             Err(error) => {
                 self.failures += 1;
-                self.log.failed(chain(&error));
+                let error: Box<dyn Error + Send + Sync> = error.into();
+                self.log.failed(chain(&*error));
                 let retry_max = self.schedule.retry_max;
                 Some(backoff(self.failures, retry_max, chance::random()))
             }
