@@ -39,7 +39,7 @@ use crate::members::member::PublishedState;
 
 use connect::MemberConnection;
 
-pub use tunnel::{TunnelError, Tunnels};
+pub use tunnel::Tunnels;
 
 /// The way to reach a member.
 #[derive(Clone, Debug)]

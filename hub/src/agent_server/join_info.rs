@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, bail};
 use k8s_openapi::api::core::v1::ConfigMap;
-use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::call::call;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::newest::NewestSeen as _;
 use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_types::join_info::{JoinInfo, NAME};
 use kube::Client;
 use kube::api::Api;
-use thiserror::Error;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -28,24 +28,6 @@ const SCHEDULE: Schedule = Schedule {
     jitter: 0.0,
     retry_max: Duration::from_secs(60),
 };
-
-#[derive(Debug, Error)]
-pub enum JoinInfoError {
-    #[error(transparent)]
-    Read(#[from] ApiError),
-    #[error(
-        "failed to publish the join information; check that namespace {namespace} exists and that the hub may create and update ConfigMaps there"
-    )]
-    Write {
-        namespace: String,
-        #[source]
-        source: ApiError,
-    },
-    #[error(
-        "another client keeps changing ConfigMap {namespace}/{NAME}; find and stop that client"
-    )]
-    TooManyConflicts { namespace: String },
-}
 
 /// Publishes the roots of the CA and the addresses of this hub when the CA changes, and periodically until `stop`,
 /// because another writer may delete or change them. Only the leader publishes, because a standby may have other
@@ -92,7 +74,7 @@ pub async fn publish(
     namespace: &str,
     info: &JoinInfo,
     may_write: &(dyn Fn() -> bool + Sync),
-) -> Result<(), JoinInfoError> {
+) -> anyhow::Result<()> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
     let attempt = |verb| format!("{verb} ConfigMap {namespace}/{NAME}");
     for _ in 0..TRIES {
@@ -109,12 +91,11 @@ pub async fn publish(
             // Another writer created, changed or deleted the ConfigMap since the read.
             Err(error) if error.code() == Some(409) => {}
             result => {
-                let namespace = namespace.to_owned();
-                let failed = |source| JoinInfoError::Write { namespace, source };
-                return result.map(drop).map_err(failed);
+                return result.map(drop).with_context(|| {
+                    format!("failed to publish the join information; check that namespace {namespace} exists and that the hub may create and update ConfigMaps there")
+                });
             }
         }
     }
-    let namespace = namespace.to_owned();
-    Err(JoinInfoError::TooManyConflicts { namespace })
+    bail!("another client keeps changing ConfigMap {namespace}/{NAME}; find and stop that client")
 }

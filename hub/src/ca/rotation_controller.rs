@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, anyhow, ensure};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_runtime::bound::{ListError, list_all};
-use krypton_runtime::call::{ApiError, call};
+use krypton_runtime::bound::list_all;
+use krypton_runtime::call::call;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::periodic::{NextRun, Periodic, Schedule};
 use krypton_types::ca_rotation::{
@@ -17,10 +18,9 @@ use krypton_types::ca_rotation::{
 use krypton_types::names::CA_SECRET;
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
-use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 
-use crate::ca::{self, Authority, AuthorityError, CurrentAuthority, SecretData, stage};
+use crate::ca::{self, Authority, CurrentAuthority, SecretData, stage};
 use crate::home_events::{HomeEvents, MemberEvent};
 use crate::leader::Leader;
 
@@ -33,26 +33,11 @@ const SCHEDULE: Schedule = Schedule {
 /// EdgeClusters per page. Each has a few kilobytes.
 const PAGE: u32 = 500;
 
-#[derive(Debug, Error)]
-enum RotationError {
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    #[error(transparent)]
-    List(#[from] ListError),
-    #[error(
-        "Secret {CA_SECRET} is missing; restore it from a backup: this hub keeps its CA, but the next one would create another"
-    )]
-    Gone,
-    #[error("Secret {CA_SECRET} is unusable, so this hub keeps its CA: {0}; restore it")]
-    Unusable(&'static str),
-    #[error("the trust domain in Secret {CA_SECRET} has changed; restore it, or restart the hub")]
-    TrustDomain,
-    #[error(
-        "the rotation in Secret {CA_SECRET} cannot continue: {0}; remove next.crt and next.key from it, also that certificate from its ca.crt, and start the rotation again"
-    )]
-    Broken(&'static str),
-    #[error("failed to create a new root")]
-    Make(#[source] AuthorityError),
+/// The error of a step that is not possible with the content of the Secret.
+fn broken(problem: &'static str) -> anyhow::Error {
+    anyhow!(
+        "the rotation in Secret {CA_SECRET} cannot continue: {problem}; remove next.crt and next.key from it, also that certificate from its ca.crt, and start the rotation again"
+    )
 }
 
 /// The inputs of the controller.
@@ -91,14 +76,16 @@ pub(crate) async fn run(controller: RotationController, stop: CancellationToken)
 }
 
 impl RotationController {
-    async fn reconcile(&self, memory: &mut RotationMemory) -> Result<(), RotationError> {
+    async fn reconcile(&self, memory: &mut RotationMemory) -> anyhow::Result<()> {
         if let Some(validity) = self.authority.get().validity() {
             self.events.notifier().ca_expiry(validity);
         }
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let attempt = format!("reading Secret {}/{CA_SECRET}", self.namespace);
         let secret = call(attempt, api.get_opt(CA_SECRET)).await?;
-        let mut secret = secret.ok_or(RotationError::Gone)?;
+        let mut secret = secret.with_context(|| format!(
+            "Secret {CA_SECRET} is missing; restore it from a backup: this hub keeps its CA, but the next one would create another"
+        ))?;
         let may_write = self.leader.may_write(BootTime::now());
         if memory.steady_version.is_some()
             && memory.steady_version == secret.metadata.resource_version
@@ -110,7 +97,7 @@ impl RotationController {
         if !may_write {
             return Ok(());
         }
-        let current = stage(&data).map_err(RotationError::Broken)?;
+        let current = stage(&data).map_err(broken)?;
         self.events.notifier().ca_rotation(current.phase);
         let since = match memory.stage {
             Some((previous, since)) if previous == current => since,
@@ -139,19 +126,19 @@ impl RotationController {
                 return Ok(());
             }
             RotationStep::Announce => {
-                data = ca::announce(&data, now).map_err(RotationError::Make)?;
+                data = ca::announce(&data, now).context("failed to create a new root")?;
                 Vec::new()
             }
             RotationStep::Switch(members) => {
-                data = ca::switch(&data).map_err(RotationError::Broken)?;
+                data = ca::switch(&data).map_err(broken)?;
                 members
             }
             RotationStep::Finish(members) => {
-                data = ca::finish(&data).map_err(RotationError::Broken)?;
+                data = ca::finish(&data).map_err(broken)?;
                 members
             }
         };
-        let reached = stage(&data).map_err(RotationError::Broken)?;
+        let reached = stage(&data).map_err(broken)?;
         annotate(&mut secret, reached, now);
         secret.data = Some(data.clone());
         let params = PostParams::default();
@@ -176,12 +163,17 @@ impl RotationController {
     }
 
     /// Uses the CA in the Secret from now on.
-    fn use_authority(&self, data: &SecretData) -> Result<(), RotationError> {
-        let authority =
-            Authority::from_data(data, clock::wall()).map_err(RotationError::Unusable)?;
-        if authority.trust_domain() != self.authority.get().trust_domain() {
-            return Err(RotationError::TrustDomain);
-        }
+    fn use_authority(&self, data: &SecretData) -> anyhow::Result<()> {
+        let unusable = |problem: &str| {
+            anyhow!(
+                "Secret {CA_SECRET} is unusable, so this hub keeps its CA: {problem}; restore it"
+            )
+        };
+        let authority = Authority::from_data(data, clock::wall()).map_err(unusable)?;
+        ensure!(
+            authority.trust_domain() == self.authority.get().trust_domain(),
+            "the trust domain in Secret {CA_SECRET} has changed; restore it, or restart the hub"
+        );
         if self.authority.replace(authority) {
             let current = self.authority.get();
             tracing::info!(roots = current.roots().len(), signing = ?current.signing_root(), "the hub's CA has changed");
@@ -189,7 +181,7 @@ impl RotationController {
         Ok(())
     }
 
-    async fn members(&self) -> Result<Vec<EdgeCluster>, RotationError> {
+    async fn members(&self) -> anyhow::Result<Vec<EdgeCluster>> {
         let api: Api<EdgeCluster> = Api::all(self.client.clone());
         let params = ListParams::default().limit(PAGE);
         Ok(list_all(&api, "listing the EdgeClusters", params).await?)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 
+use anyhow::bail;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::chart::{Credentials, CredentialsError};
@@ -10,17 +11,6 @@ use krypton_runtime::periodic::file::{FileError, SettingsFile};
 use serde::Deserialize;
 
 use crate::args::HelmCredentials;
-
-/// Why a file of Helm is unusable. Never contains its content.
-#[derive(Debug, thiserror::Error)]
-pub enum HelmCredentialsError {
-    #[error(transparent)]
-    File(#[from] FileError),
-    #[error("the {} {} is not what 'helm repo add' writes; correct the file of {}", .0.name, .0.path.display(), .0.flag)]
-    Repositories(SettingsFile),
-    #[error("failed to use the {} {} ({})", .0.name, .0.path.display(), .0.flag)]
-    Credentials(SettingsFile, #[source] CredentialsError),
-}
 
 /// A repository as `helm repo add` writes it.
 #[derive(Default, Deserialize)]
@@ -44,11 +34,8 @@ struct Repositories {
 ///
 /// # Errors
 ///
-/// If the file, or a file that it names, is unreadable or invalid.
-pub async fn read(
-    credentials: &HelmCredentials,
-    url: &str,
-) -> Result<Option<Credentials>, HelmCredentialsError> {
+/// If the file, or a file that it names, is unreadable or invalid. The error never contains their content.
+pub async fn read(credentials: &HelmCredentials, url: &str) -> anyhow::Result<Option<Credentials>> {
     let (file, data) = match credentials {
         HelmCredentials::Registry(path) => {
             let file = SettingsFile {
@@ -79,7 +66,11 @@ pub async fn read(
     match Credentials::from_secret(&secret) {
         Ok(credentials) => Ok(Some(credentials)),
         Err(CredentialsError::Empty) => Ok(None),
-        Err(error) => Err(HelmCredentialsError::Credentials(file, error)),
+        Err(error) => {
+            let SettingsFile { name, flag, path } = file;
+            let message = format!("failed to use the {name} {} ({flag})", path.display());
+            Err(anyhow::Error::new(error).context(message))
+        }
     }
 }
 
@@ -96,12 +87,14 @@ async fn read_if_present(file: &SettingsFile) -> Result<Option<Vec<u8>>, FileErr
 async fn repository(
     file: &SettingsFile,
     url: &str,
-) -> Result<Vec<(&'static str, Vec<u8>)>, HelmCredentialsError> {
+) -> anyhow::Result<Vec<(&'static str, Vec<u8>)>> {
     let Some(content) = read_if_present(file).await? else {
         return Ok(Vec::new());
     };
     let Ok(Repositories { repositories }) = serde_saphyr::from_slice(&content) else {
-        return Err(HelmCredentialsError::Repositories(file.clone()));
+        let SettingsFile { name, flag, path } = file;
+        let path = path.display();
+        bail!("the {name} {path} is not what 'helm repo add' writes; correct the file of {flag}");
     };
     let url = url.trim_end_matches('/');
     let mut repositories = repositories.into_iter();
@@ -207,7 +200,7 @@ repositories:
             match (read, expected) {
                 (Ok(read), Ok(expected)) => assert_eq!(read.is_some(), expected, "{content}"),
                 (Err(error), Err(expected)) => {
-                    let text = chain(&error);
+                    let text = chain(&*error);
                     assert!(text.contains(expected), "{content}: {text}");
                     assert!(text.contains("HELM_RE"), "{text}");
                     assert!(!text.contains("hunter2"), "{text}");

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context as _, bail};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use krypton_runtime::periodic::file::{DEADLINE, read_or_wait};
@@ -128,21 +129,6 @@ impl PollResult {
     }
 }
 
-/// Why the files cannot be listed.
-#[derive(Debug, thiserror::Error)]
-enum PollError {
-    #[error("{path} is missing; mount it, or correct --kubeconfig-paths", path = path.display())]
-    Absent { path: PathBuf },
-    #[error("failed to read {path}; grant the hub's user the right to read it, or correct --kubeconfig-paths", path = path.display())]
-    Unreadable {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{path} is neither a file nor a directory; correct --kubeconfig-paths", path = path.display())]
-    Neither { path: PathBuf },
-}
-
 impl KubeconfigFiles {
     async fn run(&self, handle: &ProviderHandle) {
         let mut periodic = Periodic::new("looking for kubeconfigs", SCHEDULE);
@@ -170,7 +156,7 @@ impl KubeconfigFiles {
                     Ok(NextRun::AsScheduled)
                 }
                 Err(error) => {
-                    handle.publish(None, Some(chain(&error)));
+                    handle.publish(None, Some(chain(&*error)));
                     Err(error)
                 }
             };
@@ -192,10 +178,12 @@ impl KubeconfigFiles {
 }
 
 /// Polls all files and reads the changed ones.
-fn poll(path: &Path, policy: &Policy, previous: &PollResult) -> Result<PollResult, PollError> {
-    let unreadable = |source| PollError::Unreadable {
-        path: path.to_owned(),
-        source,
+fn poll(path: &Path, policy: &Policy, previous: &PollResult) -> anyhow::Result<PollResult> {
+    let unreadable = || {
+        format!(
+            "failed to read {}; grant the hub's user the right to read it, or correct --kubeconfig-paths",
+            path.display()
+        )
     };
     let mut next = PollResult::default();
     let metadata = match fs::metadata(path) {
@@ -207,27 +195,32 @@ fn poll(path: &Path, policy: &Policy, previous: &PollResult) -> Result<PollResul
             return Ok(next);
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(PollError::Absent {
-                path: path.to_owned(),
-            });
+            bail!(
+                "{} is missing; mount it, or correct --kubeconfig-paths",
+                path.display()
+            );
         }
-        Err(error) => return Err(unreadable(error)),
+        Err(error) => return Err(anyhow::Error::new(error).context(unreadable())),
     };
     let mut paths = Vec::new();
     if metadata.is_file() {
         next.is_file = true;
         paths.push(path.to_owned());
     } else if metadata.is_dir() {
-        for entry in fs::read_dir(path).map_err(unreadable)?.take(ENTRIES_MAX) {
-            let entry = entry.map_err(unreadable)?.path();
+        for entry in fs::read_dir(path)
+            .with_context(unreadable)?
+            .take(ENTRIES_MAX)
+        {
+            let entry = entry.with_context(unreadable)?.path();
             if has_kubeconfig_name(&entry) {
                 paths.push(entry);
             }
         }
     } else {
-        return Err(PollError::Neither {
-            path: path.to_owned(),
-        });
+        bail!(
+            "{} is neither a file nor a directory; correct --kubeconfig-paths",
+            path.display()
+        );
     }
     // Sort the paths, so each poll selects the same files.
     paths.sort();

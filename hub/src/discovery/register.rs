@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use anyhow::Context as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -13,7 +14,6 @@ use krypton_types::names::MEMBERS_CONFIG_MAP;
 use kube::api::Api;
 use kube::{Client, CustomResourceExt as _};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use super::member_names::MemberNames;
 use super::{NamedOrigin, Origin, RunningProvider};
@@ -23,14 +23,6 @@ const KEY: &str = "members.json";
 /// A ConfigMap holds 1 MiB. Sources beyond this size are not recorded and may return after a user deletes
 /// their EdgeCluster.
 const SIZE_MAX: usize = 900 * 1024;
-
-#[derive(Debug, Error)]
-pub enum RegisterError {
-    #[error(transparent)]
-    Api(#[from] ApiError),
-    #[error("the CRD of EdgeClusters does not exist or is being deleted; install it")]
-    NoCrd,
-}
 
 /// The recorded sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -178,11 +170,13 @@ pub struct StoredRegister {
 }
 
 /// Loads the register. A record for a different CRD counts as empty.
-pub async fn load(client: Client, namespace: &str) -> Result<StoredRegister, RegisterError> {
+pub async fn load(client: Client, namespace: &str) -> anyhow::Result<StoredRegister> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let attempt = format!("reading ConfigMap {namespace}/{MEMBERS_CONFIG_MAP}");
     let config_map = call(attempt, api.get_opt(MEMBERS_CONFIG_MAP)).await?;
-    let crd = crd(client).await?.ok_or(RegisterError::NoCrd)?;
+    let crd = crd(client).await?;
+    let crd =
+        crd.context("the CRD of EdgeClusters does not exist or is being deleted; install it")?;
     let config_map = config_map.unwrap_or_default();
     let text = config_map.data.unwrap_or_default().remove(KEY);
     let register = Register::from_json(text.as_deref().unwrap_or_default());
@@ -202,7 +196,7 @@ pub async fn save(
     namespace: &str,
     stored: &StoredRegister,
     next: Register,
-) -> Result<StoredRegister, RegisterError> {
+) -> anyhow::Result<StoredRegister> {
     let api: Api<ConfigMap> = Api::namespaced(client, namespace);
     let object = ConfigMap {
         metadata: ObjectMeta {

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::AFTER_FAILURE;
-use crate::discovery::register::{self, Register, RegisterError, StoredRegister};
+use crate::discovery::register::{self, Register, StoredRegister};
 use crate::discovery::{NamedOrigin, Origin, RunningProvider, Sources};
 use crate::edgecluster::api::{BoundSources, EdgeClusters};
 use crate::leader::Leader;
@@ -138,7 +138,7 @@ impl SourceHistory {
                 {
                     tracing::warn!(error = %chain(&error), "failed to recreate the CRD of EdgeClusters; retrying");
                 }
-                result_or_failed(crd_uid.map(RequestResult::Crd).map_err(RegisterError::from))
+                result_or_failed(crd_uid.map(RequestResult::Crd).map_err(anyhow::Error::from))
             }));
             return None;
         }
@@ -207,9 +207,9 @@ impl SourceHistory {
     }
 }
 
-fn result_or_failed(result: Result<RequestResult, RegisterError>) -> RequestResult {
+fn result_or_failed(result: anyhow::Result<RequestResult>) -> RequestResult {
     result.unwrap_or_else(|error| {
-        tracing::warn!(error = %chain(&error), "writing the record of members failed; retrying");
+        tracing::warn!(error = %chain(&*error), "writing the record of members failed; retrying");
         RequestResult::Failed
     })
 }

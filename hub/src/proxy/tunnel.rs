@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -40,10 +41,6 @@ const AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 /// For each direction of a connection.
 const BUFFER: usize = 32 * 1024;
 const USER_NAME: &str = "helm";
-
-#[derive(Debug, Error)]
-#[error("listening on loopback for Helm's connections to members failed")]
-pub struct TunnelError(#[source] io::Error);
 
 /// Why there is no connection. Helm shows the text.
 #[derive(Debug, Error)]
@@ -99,10 +96,11 @@ impl Tunnels {
     ///
     /// # Errors
     /// When there is no loopback to listen on.
-    pub async fn start(policy: Policy) -> Result<Self, TunnelError> {
+    pub async fn start(policy: Policy) -> anyhow::Result<Self> {
+        let failed = "listening on loopback for Helm's connections to members failed";
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
-        let listener = listener.map_err(TunnelError)?;
-        let address = listener.local_addr().map_err(TunnelError)?;
+        let listener = listener.context(failed)?;
+        let address = listener.local_addr().context(failed)?;
         let key = hmac::Key::new(hmac::HMAC_SHA256, &chance::secret::<[u8; 32]>());
         let serving = tokio::spawn(serve(listener, key.clone(), policy).in_current_span());
         Ok(Self {
