@@ -32,7 +32,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use self::chart::{ChartFollower, ChartVersion};
+use self::chart::ChartFollower;
 use self::parts::Engine;
 use self::shutdown::Shutdown;
 use crate::agent_server::session::Sessions;
@@ -149,12 +149,11 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
     if let Some(secret) = chart_credentials(&settings, &client, &engine) {
         tasks.spawn(credentials::poll_secret(secret, credentials, stop.clone()));
     }
-    let mut version = ChartVersion::resolve(&settings, &client, &engine, &stop).await;
+    let (version, pinned) = chart::resolve_version(&settings, &client, &engine, &stop).await;
     let (member_values, readings) = read_values(&settings, &client, &mut tasks, &stop);
     let process = (&readiness, &watchdog);
     let mut follower =
-        ChartFollower::new(Arc::clone(&settings), &version, values, readings, process);
-    let pinned = version.pinned.take();
+        ChartFollower::new(Arc::clone(&settings), version, values, readings, process);
     let (holder, instance) = names(&settings);
     let mut permanent = Tasks::new(watchdog.clone());
     // With a recorded version of a range, members get nothing before the record is read.

@@ -31,54 +31,38 @@ pub(super) async fn read_values_file(settings: &Settings) -> anyhow::Result<Char
     })
 }
 
-/// The version of the chart, which may follow a range.
-pub(super) struct ChartVersion {
-    pub(super) current: watch::Receiver<ResolvedVersion>,
-    /// Looks up the range; `None` for a version with a digest.
-    pub(super) pinned: Option<PinnedVersion>,
-    /// Keeps the channel open as long as the hub runs.
-    _sender: watch::Sender<ResolvedVersion>,
-}
-
-impl ChartVersion {
-    /// Resolves the version before members get any: they never get two versions in turn.
-    pub(super) async fn resolve(
-        settings: &Settings,
-        client: &Client,
-        engine: &Engine,
-        stop: &CancellationToken,
-    ) -> Self {
-        let chart = &settings.chart;
-        let verified = chart.keyring.is_some();
-        let has_digest = !verified && chart.version.contains("@sha256:");
-        let (sender, mut current) =
-            watch::channel(ResolvedVersion::unread(&chart.version, verified));
-        let mut pinned = None;
-        if !has_digest {
-            let pin = ChartPin {
-                client: client.clone(),
-                namespace: settings.namespace.clone(),
-                charts: Arc::clone(&engine.charts),
-                chart: ChartRef {
-                    repo: chart.repo.clone(),
-                    name: chart.name.clone(),
-                    version: chart.version.clone(),
-                },
-                interval: chart.resolve_every,
-                verified,
-            };
-            if chart.credentials_secret.is_some() {
-                credentials::wait_for_first_read(engine.credentials.clone()).await;
-            }
-            pinned = Some(pin.start(sender.clone(), stop).await);
-            current.mark_unchanged();
-        }
-        Self {
-            current,
-            pinned,
-            _sender: sender,
-        }
+/// Resolves the version before members get any: they never get two versions in turn. Also returns what looks up the
+/// range later; `None` for a version with a digest.
+pub(super) async fn resolve_version(
+    settings: &Settings,
+    client: &Client,
+    engine: &Engine,
+    stop: &CancellationToken,
+) -> (watch::Receiver<ResolvedVersion>, Option<PinnedVersion>) {
+    let chart = &settings.chart;
+    let verified = chart.keyring.is_some();
+    let (sender, mut current) = watch::channel(ResolvedVersion::unread(&chart.version, verified));
+    if !verified && chart.version.contains("@sha256:") {
+        return (current, None);
     }
+    let pin = ChartPin {
+        client: client.clone(),
+        namespace: settings.namespace.clone(),
+        charts: Arc::clone(&engine.charts),
+        chart: ChartRef {
+            repo: chart.repo.clone(),
+            name: chart.name.clone(),
+            version: chart.version.clone(),
+        },
+        interval: chart.resolve_every,
+        verified,
+    };
+    if chart.credentials_secret.is_some() {
+        credentials::wait_for_first_read(engine.credentials.clone()).await;
+    }
+    let pinned = pin.start(sender, stop).await;
+    current.mark_unchanged();
+    (current, Some(pinned))
 }
 
 /// The fleet's chart, or why it is not as it should be.
@@ -109,12 +93,12 @@ pub(super) struct ChartFollower {
 impl ChartFollower {
     pub(super) fn new(
         settings: Arc<Settings>,
-        version: &ChartVersion,
+        version: watch::Receiver<ResolvedVersion>,
         values: ChartValues,
         readings: watch::Receiver<Arc<ValuesReadings>>,
         (readiness, watchdog): (&Readiness, &Watchdog),
     ) -> Self {
-        let mut resolved = version.current.get();
+        let mut resolved = version.get();
         let chart = build_chart(&settings, &resolved, &values, &readings.get());
         let (fleet_chart, _) = watch::channel(FleetChart {
             epoch: 0,
@@ -132,7 +116,7 @@ impl ChartFollower {
         Self {
             settings,
             resolved,
-            version: version.current.clone(),
+            version,
             values,
             readings,
             fleet_chart,
