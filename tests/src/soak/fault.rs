@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use krypton_tests::{FalseResponse, Fault as RepositoryFault, Traffic};
+
 use super::whom::{Edge, HubId, Object, Tenant, Workspace};
 
 /// Maximum wait after an API server, a connection or a response recovers. The back-off of hub and agent ends at 30 s
@@ -16,311 +18,127 @@ const HUB_STOP: Duration = Duration::from_secs(10);
 /// Time to stop all hubs, one after the other.
 const ALL_HUBS_STOP: Duration = Duration::from_secs(20);
 
-/// Treatment of the traffic on a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TrafficFault {
-    Cut,
-    Slow(Duration),
-    /// Half-open: data is lost.
-    Swallowed,
-    Frozen,
+/// The responses of a proxy in place of the API server's.
+pub(crate) const FALSE_RESPONSES: [FalseResponse; 9] = [
+    FalseResponse::Status(403),
+    FalseResponse::Status(404),
+    FalseResponse::Status(410),
+    FalseResponse::Status(429),
+    FalseResponse::Status(500),
+    FalseResponse::Page(200),
+    FalseResponse::Page(502),
+    FalseResponse::Nothing,
+    FalseResponse::Closed,
+];
+
+/// The statuses that another client writes to the newest revision of a release.
+pub(crate) const MARKS: [&str; 4] = [
+    "pending-upgrade",
+    "pending-rollback",
+    "failed",
+    "superseded",
+];
+
+/// Defines the actions and their kinds. Each row has the parameters, the relative frequency and a description.
+macro_rules! actions {
+    ($(
+        $(#[$comment:meta])*
+        $kind:ident $(($($parameter:ty),+))?: $weight:literal, $description:literal;
+    )+) => {
+        /// The start of a fault, or a user action, with all random parameters.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Action {
+            $($(#[$comment])* $kind $(($($parameter),+))?,)+
+        }
+
+        /// The types of actions, without parameters.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub(crate) enum Kind {
+            $($kind,)+
+        }
+
+        impl Action {
+            pub(crate) fn kind(self) -> Kind {
+                match self {
+                    $(Self::$kind { .. } => Kind::$kind,)+
+                }
+            }
+        }
+
+        impl Kind {
+            /// Each kind with its relative frequency.
+            const ALL: &[(Self, u32)] = &[$((Self::$kind, $weight)),+];
+
+            pub(crate) fn description(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $description,)+
+                }
+            }
+        }
+    };
 }
 
-/// A false response in place of the API server's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ApiserverFault {
-    /// To all requests.
-    Status(u16),
-    Page(u16),
-    /// Lists are empty.
-    Nothing,
-    /// Watches end immediately.
-    Closed,
-}
-
-impl ApiserverFault {
-    pub(crate) const ALL: [Self; 9] = [
-        Self::Status(403),
-        Self::Status(404),
-        Self::Status(410),
-        Self::Status(429),
-        Self::Status(500),
-        Self::Page(200),
-        Self::Page(502),
-        Self::Nothing,
-        Self::Closed,
-    ];
-}
-
-/// Failure of the chart repository.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RepositoryFault {
-    Gone,
-    Failing,
-    Rubbish,
-}
-
-/// Status that another client writes to the newest revision of a release.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mark(pub(crate) &'static str);
-
-impl Mark {
-    pub(crate) const ALL: [Self; 4] = [
-        Self("pending-upgrade"),
-        Self("pending-rollback"),
-        Self("failed"),
-        Self("superseded"),
-    ];
-}
-
-/// A fault or a user action, with all its random parameters.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Fault {
-    HubKilled {
-        hub: HubId,
-        away: Duration,
-    },
-    /// SIGTERM, then a pause of this length after the process has ended.
-    HubStopped {
-        hub: HubId,
-        away: Duration,
-    },
+actions! {
+    HubKilled(HubId): 3, "hub killed (-9)";
+    /// SIGTERM, then a pause after the process has ended.
+    HubStopped(HubId): 2, "hub stopped (SIGTERM)";
     /// Any hub, leader or not.
-    HubFrozen {
-        hub: HubId,
-        away: Duration,
-    },
+    HubFrozen(HubId): 2, "hub frozen (SIGSTOP)";
     /// The current leader, for longer than its Lease, so another hub becomes leader before it resumes.
-    LeadFrozen {
-        away: Duration,
-    },
+    LeadFrozen: 3, "leader frozen for longer than its Lease";
     /// All hubs together.
-    HubsKilled {
-        away: Duration,
-    },
+    HubsKilled: 2, "all hubs killed (-9) together";
     /// Between one hub and the home cluster. The API server stays reachable for all other processes.
-    HomeWay {
-        hub: HubId,
-        way: TrafficFault,
-        away: Duration,
-    },
-    AgentKilled {
-        away: Duration,
-    },
+    HomeWay(HubId, Traffic): 3, "way of one hub to home cut, slow, half-open or frozen";
+    AgentKilled: 3, "agent killed (-9)";
     /// All Helm processes of hub and agent.
-    HelmKilled,
-    AgentFrozen {
-        away: Duration,
-    },
-    ApiserverKilled {
-        edge: Edge,
-        away: Duration,
-    },
+    HelmKilled: 5, "helm killed (-9)";
+    AgentFrozen: 3, "agent frozen (SIGSTOP)";
+    ApiserverKilled(Edge): 3, "apiserver killed (-9)";
     /// etcd and API server together.
-    PowerLost {
-        edge: Edge,
-        away: Duration,
-    },
-    /// Between agent and hub.
-    Link {
-        /// `None` stands for all hubs.
-        hub: Option<HubId>,
-        way: TrafficFault,
-        away: Duration,
-    },
+    PowerLost(Edge): 2, "etcd and apiserver killed (-9)";
+    /// Between the agent and this hub, or all hubs.
+    Link(Option<HubId>, Traffic): 3, "link of hub and agent cut, slow, half-open or frozen";
     /// Between the actor and its API server.
-    Way {
-        edge: Edge,
-        way: TrafficFault,
-        away: Duration,
-    },
-    Answers {
-        edge: Edge,
-        answer: ApiserverFault,
-        away: Duration,
-    },
+    Way(Edge, Traffic): 4, "way to an apiserver cut, slow, half-open or frozen";
+    Answers(Edge, FalseResponse): 6, "403, 404, 410, 429, 500, HTML, empty lists, closed watches";
     /// The Secret of edge-2 contains an invalid kubeconfig.
-    Kubeconfig {
-        away: Duration,
-    },
-    /// Changes a chart value in the hub's values file.
-    Message {
-        number: u32,
-    },
+    Kubeconfig: 2, "kubeconfig Secret replaced by rubbish";
+    /// Changes a chart value in the hub's values file to this number.
+    Message(u32): 1, "values of the chart changed";
     /// Another version of the chart. Each hub is stopped and restarted with it, one after the other.
-    Version {
-        number: u32,
-    },
-    Repository {
-        how: RepositoryFault,
-        away: Duration,
-    },
-    Crd {
-        edge: Edge,
-    },
-    Created {
-        tenant: Tenant,
-        workspace: Workspace,
-    },
-    Deleted {
-        tenant: Tenant,
-    },
-    Recreated {
-        tenant: Tenant,
-        workspace: Workspace,
-    },
+    Version(u32): 2, "version of the chart changed, hubs restarted";
+    /// The repository has this fault, or is stopped.
+    Repository(Option<RepositoryFault>): 2, "chart repository away";
+    Crd(Edge): 2, "CRD of Tenants deleted";
+    Created(Tenant, Workspace): 6, "Tenant created";
+    Deleted(Tenant): 5, "Tenant deleted";
+    Recreated(Tenant, Workspace): 4, "Tenant deleted and created again";
     /// Sets the workspace to its current value, if it was unset.
-    WorkspaceSet {
-        tenant: Tenant,
-    },
-    Paused {
-        tenant: Tenant,
-        away: Duration,
-    },
-    ReleaseDeleted {
-        tenant: Tenant,
-        all: bool,
-    },
-    ReleaseDamaged {
-        tenant: Tenant,
-    },
-    ReleaseMarked {
-        tenant: Tenant,
-        mark: Mark,
-    },
-    ForeignObject {
-        tenant: Tenant,
-        number: u32,
-    },
-    ForeignRelease {
-        tenant: Tenant,
-        number: u32,
-    },
-    ForeignFinalizer {
-        tenant: Tenant,
-    },
-    Drift {
-        tenant: Tenant,
-        object: Object,
-        gone: bool,
-    },
-}
-
-/// The types of faults, without parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
-    HubKilled,
-    HubStopped,
-    HubFrozen,
-    LeadFrozen,
-    HubsKilled,
-    HomeWay,
-    AgentKilled,
-    HelmKilled,
-    AgentFrozen,
-    ApiserverKilled,
-    PowerLost,
-    Link,
-    Way,
-    Answers,
-    Kubeconfig,
-    Message,
-    Version,
-    Repository,
-    Crd,
-    Created,
-    Deleted,
-    Recreated,
-    WorkspaceSet,
-    Paused,
-    ReleaseDeleted,
-    ReleaseDamaged,
-    ReleaseMarked,
-    ForeignObject,
-    ForeignRelease,
-    ForeignFinalizer,
-    Drift,
+    WorkspaceSet(Tenant): 3, "workspace of a Tenant set";
+    Paused(Tenant): 2, "Tenant paused";
+    /// Deletes the newest revision, or all of them if true.
+    ReleaseDeleted(Tenant, bool): 3, "release Secrets deleted";
+    ReleaseDamaged(Tenant): 2, "release Secret damaged";
+    /// Writes this status to the newest revision.
+    ReleaseMarked(Tenant, &'static str): 3, "release marked pending, failed or superseded";
+    /// The object's name contains this number.
+    ForeignObject(Tenant, u32): 2, "foreign ConfigMap in a workspace";
+    /// The release's name contains this number.
+    ForeignRelease(Tenant, u32): 2, "foreign release in a workspace";
+    ForeignFinalizer(Tenant): 2, "foreign finalizer on a Tenant";
+    /// Edits the object, or deletes it if true.
+    Drift(Tenant, Object, bool): 8, "object of a release edited or deleted";
 }
 
 impl Kind {
-    /// Each kind with its relative frequency.
-    const ALL: [(Self, u32); 31] = [
-        (Self::HubKilled, 3),
-        (Self::HubStopped, 2),
-        (Self::HubFrozen, 2),
-        (Self::LeadFrozen, 3),
-        (Self::HubsKilled, 2),
-        (Self::HomeWay, 3),
-        (Self::AgentKilled, 3),
-        (Self::HelmKilled, 5),
-        (Self::AgentFrozen, 3),
-        (Self::ApiserverKilled, 3),
-        (Self::PowerLost, 2),
-        (Self::Link, 3),
-        (Self::Way, 4),
-        (Self::Answers, 6),
-        (Self::Kubeconfig, 2),
-        (Self::Message, 1),
-        (Self::Version, 2),
-        (Self::Repository, 2),
-        (Self::Crd, 2),
-        (Self::Created, 6),
-        (Self::Deleted, 5),
-        (Self::Recreated, 4),
-        (Self::WorkspaceSet, 3),
-        (Self::Paused, 2),
-        (Self::ReleaseDeleted, 3),
-        (Self::ReleaseDamaged, 2),
-        (Self::ReleaseMarked, 3),
-        (Self::ForeignObject, 2),
-        (Self::ForeignRelease, 2),
-        (Self::ForeignFinalizer, 2),
-        (Self::Drift, 8),
-    ];
-
     /// Returns the kinds that apply to this number of hubs, with their frequencies.
     pub(crate) fn for_hubs(hubs: usize) -> impl Iterator<Item = (Self, u32)> {
         let multi_hub_kinds = [Self::LeadFrozen, Self::HubsKilled, Self::HomeWay];
         Self::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .filter(move |(kind, _)| hubs > 1 || !multi_hub_kinds.contains(kind))
-    }
-
-    /// Returns a description.
-    pub(crate) fn description(self) -> &'static str {
-        match self {
-            Self::HubKilled => "hub killed (-9)",
-            Self::HubStopped => "hub stopped (SIGTERM)",
-            Self::HubFrozen => "hub frozen (SIGSTOP)",
-            Self::LeadFrozen => "leader frozen for longer than its Lease",
-            Self::HubsKilled => "all hubs killed (-9) together",
-            Self::HomeWay => "way of one hub to home cut, slow, half-open or frozen",
-            Self::AgentKilled => "agent killed (-9)",
-            Self::HelmKilled => "helm killed (-9)",
-            Self::AgentFrozen => "agent frozen (SIGSTOP)",
-            Self::ApiserverKilled => "apiserver killed (-9)",
-            Self::PowerLost => "etcd and apiserver killed (-9)",
-            Self::Link => "link of hub and agent cut, slow, half-open or frozen",
-            Self::Way => "way to an apiserver cut, slow, half-open or frozen",
-            Self::Answers => "403, 404, 410, 429, 500, HTML, empty lists, closed watches",
-            Self::Kubeconfig => "kubeconfig Secret replaced by rubbish",
-            Self::Message => "values of the chart changed",
-            Self::Version => "version of the chart changed, hubs restarted",
-            Self::Repository => "chart repository away",
-            Self::Crd => "CRD of Tenants deleted",
-            Self::Created => "Tenant created",
-            Self::Deleted => "Tenant deleted",
-            Self::Recreated => "Tenant deleted and created again",
-            Self::WorkspaceSet => "workspace of a Tenant set",
-            Self::Paused => "Tenant paused",
-            Self::ReleaseDeleted => "release Secrets deleted",
-            Self::ReleaseDamaged => "release Secret damaged",
-            Self::ReleaseMarked => "release marked pending, failed or superseded",
-            Self::ForeignObject => "foreign ConfigMap in a workspace",
-            Self::ForeignRelease => "foreign release in a workspace",
-            Self::ForeignFinalizer => "foreign finalizer on a Tenant",
-            Self::Drift => "object of a release edited or deleted",
-        }
     }
 }
 
@@ -344,45 +162,9 @@ impl FaultTarget {
     }
 }
 
-impl Fault {
-    pub(crate) fn kind(&self) -> Kind {
-        match self {
-            Self::HubKilled { .. } => Kind::HubKilled,
-            Self::HubStopped { .. } => Kind::HubStopped,
-            Self::HubFrozen { .. } => Kind::HubFrozen,
-            Self::LeadFrozen { .. } => Kind::LeadFrozen,
-            Self::HubsKilled { .. } => Kind::HubsKilled,
-            Self::HomeWay { .. } => Kind::HomeWay,
-            Self::AgentKilled { .. } => Kind::AgentKilled,
-            Self::HelmKilled => Kind::HelmKilled,
-            Self::AgentFrozen { .. } => Kind::AgentFrozen,
-            Self::ApiserverKilled { .. } => Kind::ApiserverKilled,
-            Self::PowerLost { .. } => Kind::PowerLost,
-            Self::Link { .. } => Kind::Link,
-            Self::Way { .. } => Kind::Way,
-            Self::Answers { .. } => Kind::Answers,
-            Self::Kubeconfig { .. } => Kind::Kubeconfig,
-            Self::Message { .. } => Kind::Message,
-            Self::Version { .. } => Kind::Version,
-            Self::Repository { .. } => Kind::Repository,
-            Self::Crd { .. } => Kind::Crd,
-            Self::Created { .. } => Kind::Created,
-            Self::Deleted { .. } => Kind::Deleted,
-            Self::Recreated { .. } => Kind::Recreated,
-            Self::WorkspaceSet { .. } => Kind::WorkspaceSet,
-            Self::Paused { .. } => Kind::Paused,
-            Self::ReleaseDeleted { .. } => Kind::ReleaseDeleted,
-            Self::ReleaseDamaged { .. } => Kind::ReleaseDamaged,
-            Self::ReleaseMarked { .. } => Kind::ReleaseMarked,
-            Self::ForeignObject { .. } => Kind::ForeignObject,
-            Self::ForeignRelease { .. } => Kind::ForeignRelease,
-            Self::ForeignFinalizer { .. } => Kind::ForeignFinalizer,
-            Self::Drift { .. } => Kind::Drift,
-        }
-    }
-
+impl Action {
     /// Returns the target that the fault occupies. Two concurrent faults with the same target would undo each other.
-    pub(crate) fn target(&self) -> FaultTarget {
+    pub(crate) fn target(self) -> FaultTarget {
         let kind = match self.kind() {
             Kind::HubStopped
             | Kind::HubFrozen
@@ -400,87 +182,74 @@ impl Fault {
         }
     }
 
-    fn hub(&self) -> Option<HubId> {
+    fn hub(self) -> Option<HubId> {
         match self {
-            Self::HubKilled { hub, .. }
-            | Self::HubStopped { hub, .. }
-            | Self::HubFrozen { hub, .. }
-            | Self::HomeWay { hub, .. } => Some(*hub),
-            Self::Link { hub, .. } => *hub,
+            Self::HubKilled(hub)
+            | Self::HubStopped(hub)
+            | Self::HubFrozen(hub)
+            | Self::HomeWay(hub, _) => Some(hub),
+            Self::Link(hub, _) => hub,
             _ => None,
         }
     }
 
-    pub(crate) fn tenant(&self) -> Option<Tenant> {
+    pub(crate) fn tenant(self) -> Option<Tenant> {
         match self {
-            Self::Created { tenant, .. }
-            | Self::Deleted { tenant }
-            | Self::Recreated { tenant, .. }
-            | Self::WorkspaceSet { tenant }
-            | Self::Paused { tenant, .. }
-            | Self::ReleaseDeleted { tenant, .. }
-            | Self::ReleaseDamaged { tenant }
-            | Self::ReleaseMarked { tenant, .. }
-            | Self::ForeignObject { tenant, .. }
-            | Self::ForeignRelease { tenant, .. }
-            | Self::ForeignFinalizer { tenant }
-            | Self::Drift { tenant, .. } => Some(*tenant),
+            Self::Created(tenant, _)
+            | Self::Deleted(tenant)
+            | Self::Recreated(tenant, _)
+            | Self::WorkspaceSet(tenant)
+            | Self::Paused(tenant)
+            | Self::ReleaseDeleted(tenant, _)
+            | Self::ReleaseDamaged(tenant)
+            | Self::ReleaseMarked(tenant, _)
+            | Self::ForeignObject(tenant, _)
+            | Self::ForeignRelease(tenant, _)
+            | Self::ForeignFinalizer(tenant)
+            | Self::Drift(tenant, ..) => Some(tenant),
             _ => None,
         }
     }
 
-    pub(crate) fn edge(&self) -> Option<Edge> {
+    pub(crate) fn edge(self) -> Option<Edge> {
         match self {
-            Self::ApiserverKilled { edge, .. }
-            | Self::PowerLost { edge, .. }
-            | Self::Way { edge, .. }
-            | Self::Answers { edge, .. }
-            | Self::Crd { edge } => Some(*edge),
+            Self::ApiserverKilled(edge)
+            | Self::PowerLost(edge)
+            | Self::Way(edge, _)
+            | Self::Answers(edge, _)
+            | Self::Crd(edge) => Some(edge),
             _ => self.tenant().map(Tenant::edge),
         }
     }
+}
 
+/// An action and its duration, which is zero if no repair follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) action: Action,
     /// Time from the start of the fault until it is repaired.
-    pub(crate) fn away(&self) -> Duration {
-        match self {
-            Self::HubKilled { away, .. }
-            | Self::HubStopped { away, .. }
-            | Self::HubFrozen { away, .. }
-            | Self::LeadFrozen { away }
-            | Self::HubsKilled { away }
-            | Self::HomeWay { away, .. }
-            | Self::AgentKilled { away }
-            | Self::AgentFrozen { away }
-            | Self::ApiserverKilled { away, .. }
-            | Self::PowerLost { away, .. }
-            | Self::Link { away, .. }
-            | Self::Way { away, .. }
-            | Self::Answers { away, .. }
-            | Self::Kubeconfig { away }
-            | Self::Repository { away, .. }
-            | Self::Paused { away, .. } => *away,
-            _ => Duration::ZERO,
-        }
-    }
+    pub(crate) away: Duration,
+}
 
+impl Fault {
     /// Time from the start of the fault until its target is free again.
     pub(crate) fn occupied_for(&self) -> Duration {
-        let stop_time = match self.kind() {
+        let stop_time = match self.action.kind() {
             Kind::HubStopped => HUB_STOP,
             Kind::Version => ALL_HUBS_STOP,
             _ => Duration::from_secs(3),
         };
-        self.away() + stop_time
+        self.away + stop_time
     }
 
     /// Time from the start of the fault until Krypton has no back-off or Lease of a dead process to wait for. Excludes
     /// the time for the actual work.
     pub(crate) fn settled_after(&self) -> Duration {
-        let settle_time = match self.kind() {
+        let settle_time = match self.action.kind() {
             Kind::HubKilled | Kind::HubsKilled | Kind::AgentKilled => LEASE_EXPIRY,
             // Another process takes over a member when the frozen hub's Lease expires, or when the hub releases it.
             Kind::HubFrozen | Kind::LeadFrozen => {
-                MAX_BACKOFF.max(LEASE_EXPIRY.saturating_sub(self.away()))
+                MAX_BACKOFF.max(LEASE_EXPIRY.saturating_sub(self.away))
             }
             // The hub releases its own Lease. After a restart, it observes a killed process's Lease for the full
             // period.
@@ -496,10 +265,10 @@ impl Fault {
             | Kind::Kubeconfig
             | Kind::Crd => MAX_BACKOFF,
             // A back-off is at most as long as the preceding outage.
-            Kind::Repository => self.away(),
+            Kind::Repository => self.away,
             Kind::Message => ROLLOUT,
             _ => Duration::ZERO,
         };
-        self.away() + settle_time
+        self.away + settle_time
     }
 }

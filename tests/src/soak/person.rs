@@ -26,7 +26,6 @@ use serde_json::{Value, json};
 
 use super::{
     expected_state::ExpectedState,
-    fault::Mark,
     judgement::FOREIGN_FINALIZER,
     snapshot::{EdgeSeen, decode_release},
     stage::Site,
@@ -198,17 +197,17 @@ impl UserActions<'_> {
     }
 
     /// Sets the status in the payload and in the label.
-    pub(crate) async fn mark_release(&self, tenant: Tenant, mark: Mark) -> Result<()> {
+    pub(crate) async fn mark_release(&self, tenant: Tenant, mark: &str) -> Result<()> {
         self.retry_with_revisions(tenant, async |secrets, api| {
             let mut newest = secrets.last().context("no revision")?.clone();
             let mut release = decode_release(&newest)?;
             let status = release.pointer_mut("/info/status").context("no status")?;
-            *status = json!(mark.0);
+            *status = json!(mark);
             let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
             gzip.write_all(release.to_string().as_bytes())?;
             let encoded = BASE64_STANDARD.encode(gzip.finish()?).into_bytes();
             newest.data = Some([("release".to_owned(), ByteString(encoded))].into());
-            let status = ("status".to_owned(), mark.0.to_owned());
+            let status = ("status".to_owned(), mark.to_owned());
             newest.labels_mut().extend([status]);
             api.replace(&newest.name_any(), &PostParams::default(), &newest)
                 .await?;

@@ -16,7 +16,7 @@ use super::{
     judgement::{self, ExpectedFleet, Violation},
     log_progress,
     person::{UserActions, repeat_lost_actions},
-    plan::{Burst, FaultPlan, PlanParameters, ScheduledFault},
+    plan::{Burst, FaultPlan, ScheduledFault},
     report::{Summary, load_average},
     snapshot::{self, EdgeSeen, Snapshot},
     stage::{REPLICAS, Stage, message},
@@ -73,12 +73,7 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
     ));
     let stage = Box::pin(Stage::start(args.hubs.into(), logs)).await?;
     let home = stage.home.client();
-    let parameters = PlanParameters {
-        seed: args.seed,
-        tenants: args.tenants.into(),
-        hubs: args.hubs.into(),
-    };
-    let plan = FaultPlan::new(parameters);
+    let plan = FaultPlan::new(args.seed, args.tenants.into(), args.hubs.into());
     let expected_state = Arc::new(ExpectedState::new(ExpectedFleet {
         repository: stage.repository.url(),
         version: VERSIONS[0].to_owned(),
@@ -170,7 +165,8 @@ impl SoakRun<'_> {
             .await
             .context("the faults of a burst did not end")?;
         for (step, (outcome, entry)) in burst.steps.iter().zip(injected) {
-            *self.summary.faults.entry(step.fault.kind()).or_default() += 1;
+            let kind = step.fault.action.kind();
+            *self.summary.faults.entry(kind).or_default() += 1;
             let outcome = match outcome {
                 Ok(()) => String::new(),
                 // The target was missing, or disappeared too early.
@@ -233,7 +229,7 @@ impl SoakRun<'_> {
     async fn inject(&self, step: &ScheduledFault, started: Instant) -> (Result<()>, String) {
         sleep_until(started + step.at).await;
         let from = jiff::Timestamp::now();
-        let injected = carry::carry_out(&step.fault, self.stage, self.home, self.expected_state);
+        let injected = carry::carry_out(step.fault, self.stage, self.home, self.expected_state);
         let outcome = Box::pin(injected).await;
         let entry = format!("  {from} to {}: {:?}", jiff::Timestamp::now(), step.fault);
         (outcome, entry)
