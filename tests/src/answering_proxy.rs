@@ -37,9 +37,9 @@ use tempfile::TempDir;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{mpsc, watch},
-    task::JoinHandle,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{cluster::Cluster, membership::write_secret};
 
@@ -98,9 +98,7 @@ impl ResponseFault {
         is_matching_verb
             && (self.resources.is_empty() || self.resources.contains(&target.resource.as_str()))
     }
-}
 
-impl ResponseFault {
     /// Returns true if the start of this fault closes an open watch.
     fn closes(self, watch: &RequestTarget) -> bool {
         let response = match self.response {
@@ -164,7 +162,7 @@ struct Shared {
 /// A running proxy. It authenticates every client as the administrator. The API server also stays reachable directly.
 pub struct AnsweringProxy {
     shared: Arc<Shared>,
-    tasks: [JoinHandle<()>; 2],
+    _tasks: [AbortOnDropHandle<()>; 2],
     address: SocketAddr,
     folder: TempDir,
 }
@@ -210,7 +208,7 @@ impl AnsweringProxy {
         });
         Ok(Self {
             shared,
-            tasks: [accepting, serving],
+            _tasks: [accepting, serving].map(AbortOnDropHandle::new),
             address,
             folder,
         })
@@ -247,14 +245,6 @@ impl AnsweringProxy {
     /// Returns the number of forwarded requests since the latest fault started.
     pub fn forwarded_requests(&self) -> BTreeMap<(Verb, String), u64> {
         self.shared.forwarded.lock().clone()
-    }
-}
-
-impl Drop for AnsweringProxy {
-    fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
     }
 }
 

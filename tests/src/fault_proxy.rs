@@ -15,9 +15,9 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::watch,
-    task::JoinHandle,
     time::{Instant, sleep_until},
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{answering_proxy::AnsweringProxy, cluster::Cluster, membership::write_secret};
 
@@ -46,7 +46,7 @@ const CHUNK_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct FaultLine {
     traffic: watch::Sender<Traffic>,
-    accepting: JoinHandle<()>,
+    _accepting: AbortOnDropHandle<()>,
     address: SocketAddr,
 }
 
@@ -66,7 +66,7 @@ impl FaultLine {
         });
         Ok(Self {
             traffic,
-            accepting,
+            _accepting: AbortOnDropHandle::new(accepting),
             address,
         })
     }
@@ -79,12 +79,6 @@ impl FaultLine {
     /// Applies to new and open connections. A connection that has lost data is reset when the loss ends.
     pub fn set(&self, traffic: Traffic) {
         self.traffic.send_replace(traffic);
-    }
-}
-
-impl Drop for FaultLine {
-    fn drop(&mut self) {
-        self.accepting.abort();
     }
 }
 

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use rcgen::{CertificateParams, KeyPair, PKCS_RSA_SHA256, SigningKey};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     chart_repository::ChartSource,
@@ -202,7 +203,7 @@ struct FakeTokenServer {
     url: String,
     certificate: String,
     requests: Arc<Mutex<Vec<String>>>,
-    serving: tokio::task::JoinHandle<std::io::Result<()>>,
+    _serving: AbortOnDropHandle<std::io::Result<()>>,
 }
 
 struct TokenSigner {
@@ -231,22 +232,17 @@ impl FakeTokenServer {
         let app = Router::new()
             .fallback(issue_token)
             .with_state(Arc::new(signer));
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await });
         Ok(Self {
             url: format!("http://{address}/token"),
             certificate: certificate.pem(),
             requests,
-            serving: tokio::spawn(async move { axum::serve(listener, app).await }),
+            _serving: AbortOnDropHandle::new(serving),
         })
     }
 
     fn token_requests(&self) -> Vec<String> {
         self.requests.lock().clone()
-    }
-}
-
-impl Drop for FakeTokenServer {
-    fn drop(&mut self) {
-        self.serving.abort();
     }
 }
 

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
-    task::JoinHandle,
 };
+use tokio_util::task::AbortOnDropHandle;
 
 /// Listen addresses of the pods' processes, by pod name.
 type Routes = Arc<Mutex<BTreeMap<String, SocketAddr>>>;
@@ -21,7 +21,7 @@ pub struct ServicePort {
     address: SocketAddr,
     routes: Routes,
     service: Service,
-    accepting: JoinHandle<()>,
+    _accepting: AbortOnDropHandle<()>,
 }
 
 #[derive(Debug, Clone)]
@@ -56,7 +56,7 @@ impl ServicePort {
             address,
             routes,
             service,
-            accepting,
+            _accepting: AbortOnDropHandle::new(accepting),
         })
     }
 
@@ -73,12 +73,6 @@ impl ServicePort {
     /// Returns the names of the pods that currently receive connections.
     pub async fn pods(&self) -> Result<Vec<String>> {
         self.service.pods().await
-    }
-}
-
-impl Drop for ServicePort {
-    fn drop(&mut self) {
-        self.accepting.abort();
     }
 }
 

@@ -21,7 +21,7 @@ use super::{
     snapshot::{self, EdgeSeen, Snapshot},
     stage::{REPLICAS, Stage, message},
     whom::Edge,
-    witness::FleetWatch,
+    witness::{watch_edge, watch_home},
 };
 
 /// Exceeds the duration of all repeated user actions.
@@ -83,8 +83,8 @@ async fn soak(args: &Args, logs: &Path, summary: &mut Summary) -> Result<()> {
         ..ExpectedFleet::default()
     }));
     let _edge_watches =
-        Edge::ALL.map(|edge| FleetWatch::start(edge, &stage.site(edge).client, &expected_state));
-    let _home_watch = FleetWatch::start_home(&home, &expected_state);
+        Edge::ALL.map(|edge| watch_edge(edge, &stage.site(edge).client, &expected_state));
+    let _home_watch = watch_home(&home, &expected_state);
     let mut run = SoakRun {
         stage: &stage,
         home: &home,

@@ -23,7 +23,7 @@ pub(crate) const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
 /// Label of namespaces that the soak test creates itself. In a workspace, the name of a foreign object marks it
 /// instead.
 pub(crate) const FOREIGN_LABEL: &str = "soak.example.org/foreign";
-const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
+pub(crate) const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
 const MAX_RELEASE: u64 = 16 << 20;
 
 /// (namespace, name)
@@ -277,7 +277,7 @@ fn is_foreign(metadata: &ObjectMeta) -> bool {
     name.starts_with("foreign-") || name.starts_with("sh.helm.release.v1.foreign-")
 }
 
-fn object_key(metadata: &ObjectMeta) -> ObjectKey {
+pub(crate) fn object_key(metadata: &ObjectMeta) -> ObjectKey {
     let [namespace, name] = [&metadata.namespace, &metadata.name].map(Clone::clone);
     (namespace.unwrap_or_default(), name.unwrap_or_default())
 }

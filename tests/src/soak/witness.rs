@@ -14,45 +14,36 @@ use kube::{
     runtime::watcher::{Config, Event, watcher},
 };
 use serde::de::DeserializeOwned;
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     expected_state::ExpectedState,
-    snapshot::ObjectKey,
+    snapshot::{RELEASE_ANNOTATION, object_key},
     whom::{Edge, Object},
 };
 
 const RETRY_PAUSE: Duration = Duration::from_millis(300);
-const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
 
 /// A watch that runs until it is dropped.
-#[derive(Debug)]
-pub(crate) struct FleetWatch(Vec<JoinHandle<()>>);
+type Watch = AbortOnDropHandle<()>;
 
-impl FleetWatch {
-    pub(crate) fn start(edge: Edge, client: &Client, expected_state: &Arc<ExpectedState>) -> Self {
-        Self(vec![
-            watch_objects::<ConfigMap>(edge, Object::ConfigMap, client, expected_state),
-            watch_objects::<Service>(edge, Object::Service, client, expected_state),
-            watch_objects::<Deployment>(edge, Object::Deployment, client, expected_state),
-        ])
-    }
-
-    /// Watches the home cluster.
-    pub(crate) fn start_home(home: &Client, expected_state: &Arc<ExpectedState>) -> Self {
-        let tenant = |tenant: &Tenant| tenant.status.as_ref()?.hub_epoch;
-        let member = |member: &EdgeCluster| member.status.as_ref()?.hub_epoch;
-        Self(vec![
-            watch_epochs(tenant, home, expected_state),
-            watch_epochs(member, home, expected_state),
-        ])
-    }
+/// Watches all objects of the chart on an edge cluster.
+pub(crate) fn watch_edge(edge: Edge, client: &Client, state: &Arc<ExpectedState>) -> [Watch; 3] {
+    [
+        watch_objects::<ConfigMap>(edge, Object::ConfigMap, client, state),
+        watch_objects::<Service>(edge, Object::Service, client, state),
+        watch_objects::<Deployment>(edge, Object::Deployment, client, state),
+    ]
 }
 
-impl Drop for FleetWatch {
-    fn drop(&mut self) {
-        self.0.iter().for_each(JoinHandle::abort);
-    }
+/// Watches the epochs on the home cluster.
+pub(crate) fn watch_home(home: &Client, state: &Arc<ExpectedState>) -> [Watch; 2] {
+    let tenant = |tenant: &Tenant| tenant.status.as_ref()?.hub_epoch;
+    let member = |member: &EdgeCluster| member.status.as_ref()?.hub_epoch;
+    [
+        watch_epochs(tenant, home, state),
+        watch_epochs(member, home, state),
+    ]
 }
 
 fn watch_objects<K: WatchedObject>(
@@ -60,19 +51,21 @@ fn watch_objects<K: WatchedObject>(
     kind: Object,
     client: &Client,
     expected_state: &Arc<ExpectedState>,
-) -> JoinHandle<()> {
+) -> Watch {
     let expected_state = Arc::clone(expected_state);
     let config = Config::default().labels("app.kubernetes.io/managed-by=Helm");
     let mut listed = BTreeSet::new();
     watch(client, config, move |event: Event<K>| match event {
         Event::Init => listed.clear(),
         Event::InitApply(object) => {
-            listed.insert(object_key(&object));
+            listed.insert(object_key(object.meta()));
             record_object(&expected_state, edge, kind, &object);
         }
         Event::InitDone => expected_state.record_list(edge, kind, &listed),
         Event::Apply(object) => record_object(&expected_state, edge, kind, &object),
-        Event::Delete(object) => expected_state.record_deletion(edge, kind, &object_key(&object)),
+        Event::Delete(object) => {
+            expected_state.record_deletion(edge, kind, &object_key(object.meta()));
+        }
     })
 }
 
@@ -80,7 +73,7 @@ fn watch_epochs<K: WatchedObject>(
     epoch_of: fn(&K) -> Option<u64>,
     client: &Client,
     expected_state: &Arc<ExpectedState>,
-) -> JoinHandle<()> {
+) -> Watch {
     let expected_state = Arc::clone(expected_state);
     watch(client, Config::default(), move |event: Event<K>| {
         if let Event::InitApply(object) | Event::Apply(object) = event
@@ -107,9 +100,9 @@ fn watch<K: WatchedObject>(
     client: &Client,
     config: Config,
     mut on_event: impl FnMut(Event<K>) + Send + 'static,
-) -> JoinHandle<()> {
+) -> Watch {
     let api: Api<K> = Api::all(client.clone());
-    tokio::spawn(async move {
+    AbortOnDropHandle::new(tokio::spawn(async move {
         let mut events = watcher(api, config).boxed();
         while let Some(event) = events.next().await {
             match event {
@@ -118,7 +111,7 @@ fn watch<K: WatchedObject>(
                 Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
             }
         }
-    })
+    }))
 }
 
 fn record_object<K: Resource<DynamicType = ()>>(
@@ -130,10 +123,6 @@ fn record_object<K: Resource<DynamicType = ()>>(
     let release = object.annotations().get(RELEASE_ANNOTATION);
     if let Some(release) = release.filter(|release| release.starts_with("tenant-")) {
         let uid = object.uid().unwrap_or_default();
-        expected_state.record_object(edge, kind, &object_key(object), release, &uid);
+        expected_state.record_object(edge, kind, &object_key(object.meta()), release, &uid);
     }
-}
-
-fn object_key<K: Resource<DynamicType = ()>>(object: &K) -> ObjectKey {
-    (object.namespace().unwrap_or_default(), object.name_any())
 }
