@@ -32,7 +32,7 @@ use crate::{
     port::Port,
     process::{ChildProcess, Invocation, kill_all},
     tools::Tools,
-    wait::eventually_within,
+    wait::{eventually_while_running, eventually_within},
 };
 pub use audit::Request as AuditedRequest;
 pub(crate) use components::Component;
@@ -458,20 +458,15 @@ impl Cluster {
     async fn wait_for(
         &self,
         what: &str,
-        mut check: impl AsyncFnMut() -> Result<Option<()>>,
+        check: impl AsyncFnMut() -> Result<Option<()>>,
     ) -> Result<()> {
-        let waiting = eventually_within(what, START_DEADLINE, async || {
-            let checked = self
-                .processes
-                .lock()
+        let check_running = || {
+            let mut processes = self.processes.lock();
+            processes
                 .values_mut()
-                .try_for_each(ChildProcess::check_running);
-            match checked {
-                Ok(()) => Ok(check().await?.map(Ok)),
-                Err(error) => Ok(Some(Err(error))),
-            }
-        });
-        waiting.await?
+                .try_for_each(ChildProcess::check_running)
+        };
+        eventually_while_running(what, START_DEADLINE, check_running, check).await
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
     port::Port,
     process::{ChildProcess, Invocation, log_end},
     tools::Tools,
-    wait::{eventually, eventually_within},
+    wait::{eventually, eventually_while_running},
 };
 
 const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -189,13 +189,9 @@ impl Daemon {
     pub async fn wait_ready(&mut self, deadline: Duration) -> Result<()> {
         let url = format!("http://{}/readyz", self.health.address());
         let what = format!("{} to be ready", self.name);
-        let waiting = eventually_within(&what, deadline, async || {
-            match self.process.check_running() {
-                Ok(()) => fetch(&url).await.map(|_| Some(Ok(()))),
-                Err(error) => Ok(Some(Err(error))),
-            }
-        });
-        waiting.await?
+        let check_running = || self.process.check_running();
+        let ready = async || fetch(&url).await.map(|_| Some(()));
+        eventually_while_running(&what, deadline, check_running, ready).await
     }
 
     pub fn pid(&self) -> u32 {

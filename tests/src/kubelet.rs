@@ -19,7 +19,7 @@ use crate::{
     port::Port,
     process::{ChildProcess, Invocation},
     tools::Tools,
-    wait::eventually_within,
+    wait::eventually_while_running,
 };
 
 const NODE: &str = "forwarding";
@@ -78,16 +78,10 @@ impl Kubelet {
             .env("HOME", folder.path());
         let mut process = ChildProcess::spawn("kubelet", &invocation, &file("log"))?;
         let url = format!("http://{}/healthz", port.address());
-        eventually_within("the kubelet to listen", DEADLINE, async || {
-            match process.check_running() {
-                Ok(()) => Ok(reqwest::get(&url)
-                    .await?
-                    .error_for_status()
-                    .map(|_| Some(Ok(())))?),
-                Err(error) => Ok(Some(Err(error))),
-            }
-        })
-        .await??;
+        let listening = async || Ok(Some(reqwest::get(&url).await?.error_for_status()?));
+        let check_running = || process.check_running();
+        eventually_while_running("the kubelet to listen", DEADLINE, check_running, listening)
+            .await?;
         create_node(cluster, port.number()).await?;
         for pod in pods {
             pod.create(cluster).await?;

@@ -22,7 +22,7 @@ use crate::{
     port::Port,
     process::{ChildProcess, Invocation},
     tools::Tools,
-    wait::eventually_within,
+    wait::eventually_while_running,
 };
 
 /// Name of the only user.
@@ -103,12 +103,10 @@ impl Registry {
             .env("OTEL_TRACES_EXPORTER", "none");
         let mut process = ChildProcess::spawn("registry", &invocation, &path.join("log"))?;
         let address = port.address();
-        eventually_within("the registry to listen", DEADLINE, async || {
-            process.check_running()?;
-            let connected = tokio::net::TcpStream::connect(address).await;
-            Ok(connected.is_ok().then_some(()))
-        })
-        .await?;
+        let listening = async || Ok(Some(tokio::net::TcpStream::connect(address).await?));
+        let check_running = || process.check_running();
+        eventually_while_running("the registry to listen", DEADLINE, check_running, listening)
+            .await?;
         Ok(Self {
             tools,
             folder,

@@ -15,6 +15,20 @@ pub async fn eventually<T>(what: &str, check: impl AsyncFnMut() -> Result<Option
     eventually_within(what, STEP_DEADLINE, check).await
 }
 
+/// Like `eventually_within`, but fails as soon as `check_running` does.
+pub async fn eventually_while_running<T>(
+    what: &str,
+    deadline: Duration,
+    mut check_running: impl FnMut() -> Result<()>,
+    mut check: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let waiting = eventually_within(what, deadline, async || match check_running() {
+        Ok(()) => Ok(check().await?.map(Ok)),
+        Err(error) => Ok(Some(Err(error))),
+    });
+    waiting.await?
+}
+
 /// Calls `check` until it returns `Some`, and returns that value.
 ///
 /// `Ok(None)` and `Err` both mean "not yet". The error message of a timeout contains the last `Err`, so use

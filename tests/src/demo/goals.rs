@@ -6,7 +6,7 @@ use krypton_crds::{
     edge_cluster::{EdgeCluster, EdgeClusterStatus},
     tenant::Tenant,
 };
-use krypton_tests::{Mode, eventually_within, fleet::condition};
+use krypton_tests::{Mode, fleet::condition, wait::eventually_while_running};
 use krypton_types::{
     conditions::{self, Kind, condition_type},
     names,
@@ -193,10 +193,8 @@ pub(crate) async fn reach(
     let mut reached = vec![false; goals.len()];
     let mut reported = String::new();
     let mut next_progress = Instant::now() + PROGRESS_INTERVAL;
-    let waiting = eventually_within(what, STEP_DEADLINE, async || {
-        if let Err(error) = stage.check_running() {
-            return Ok(Some(Err(error)));
-        }
+    let check_running = || stage.check_running();
+    let waiting = eventually_while_running(what, STEP_DEADLINE, check_running, async || {
         let mut missing = Vec::new();
         for (goal, reached) in goals.iter().zip(&mut reached) {
             match goal.check().await {
@@ -209,7 +207,7 @@ pub(crate) async fn reach(
             }
         }
         if missing.is_empty() {
-            return Ok(Some(Ok(())));
+            return Ok(Some(()));
         }
         let missing = missing.join(", ");
         if missing != reported && Instant::now() >= next_progress {
@@ -219,7 +217,7 @@ pub(crate) async fn reach(
         }
         bail!("missing: {missing}")
     });
-    waiting.await?
+    waiting.await
 }
 
 fn release(site: &Site, tenant: &str) -> String {
