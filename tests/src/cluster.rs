@@ -250,14 +250,17 @@ impl Cluster {
 
     /// Returns a kubeconfig (YAML) with the given token inline.
     pub fn kubeconfig_with(&self, token: &str) -> String {
-        self.credentials
-            .kubeconfig_with_token(&self.name, &self.server(), token)
+        self.kubeconfig_for_user(&format!("token: {token}"))
     }
 
     /// Returns a kubeconfig (YAML) that reads its token from this file, as in a pod.
     pub fn kubeconfig_with_token_file(&self, file: &Path) -> String {
+        self.kubeconfig_for_user(&format!("tokenFile: {}", file.display()))
+    }
+
+    fn kubeconfig_for_user(&self, user: &str) -> String {
         self.credentials
-            .kubeconfig_with_token_file(&self.name, &self.server(), file)
+            .kubeconfig_for_user(&self.name, &self.server(), user)
     }
 
     /// Returns a new administrator client. It belongs to the calling runtime and doesn't retry.

@@ -1,7 +1,5 @@
 //! Generates the keys, certificates, tokens and kubeconfigs of one cluster.
 
-use std::path::Path;
-
 use anyhow::{Context, Result};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use rcgen::{
@@ -78,20 +76,7 @@ impl Credentials {
         self.kubeconfig_for_user(name, server, &user)
     }
 
-    pub(super) fn kubeconfig_with_token(&self, name: &str, server: &str, token: &str) -> String {
-        self.kubeconfig_for_user(name, server, &format!("token: {token}"))
-    }
-
-    pub(super) fn kubeconfig_with_token_file(
-        &self,
-        name: &str,
-        server: &str,
-        file: &Path,
-    ) -> String {
-        self.kubeconfig_for_user(name, server, &format!("tokenFile: {}", file.display()))
-    }
-
-    fn kubeconfig_for_user(&self, name: &str, server: &str, user: &str) -> String {
+    pub(super) fn kubeconfig_for_user(&self, name: &str, server: &str, user: &str) -> String {
         let ca = BASE64_STANDARD.encode(&self.ca);
         format!(
             "apiVersion: v1
