@@ -249,12 +249,7 @@ impl ChartRepository {
     }
 
     fn helm(&self) -> Invocation {
-        let home = self.folder.path();
-        Invocation::new(self.tools.binary("helm"))
-            .env("HOME", home)
-            .env("HELM_CACHE_HOME", home.join("cache"))
-            .env("HELM_CONFIG_HOME", home.join("config"))
-            .env("HELM_DATA_HOME", home.join("data"))
+        Invocation::new(self.tools.binary("helm")).env("HOME", self.folder.path())
     }
 }
 

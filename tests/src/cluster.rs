@@ -325,26 +325,16 @@ impl Cluster {
 
     /// Like `command`, for any program that reads KUBECONFIG.
     pub fn invocation(&self, program: &Path) -> Invocation {
-        let home = self.components.home();
         Invocation::new(program)
             .env("PATH", path_with(&self.tools))
-            .env("HOME", &home)
+            .env("HOME", self.components.home())
             .env("KUBECONFIG", self.kubeconfig())
-            .env("KUBECACHEDIR", home.join("kube-cache"))
-            .env("HELM_CACHE_HOME", home.join("helm-cache"))
-            .env("HELM_CONFIG_HOME", home.join("helm-config"))
-            .env("HELM_DATA_HOME", home.join("helm-data"))
     }
 
     /// Kills the API server with SIGKILL and waits until its port refuses connections. The port stays reserved.
     pub async fn stop_apiserver(&self) -> Result<()> {
         self.kill(&[Component::Apiserver])?;
-        eventually_within(
-            "the apiserver's port to be free",
-            START_DEADLINE,
-            async || Ok(self.port.is_free().then_some(())),
-        )
-        .await
+        power::wait_until_free(&self.port).await
     }
 
     /// Starts the API server again on the same port and data, and waits until it is ready.
@@ -489,17 +479,14 @@ impl Drop for Cluster {
         let keep = std::thread::panicking() || std::env::var_os("KRYPTON_KEEP").is_some();
         if let Some(folder) = self.folder.take().filter(|_| keep) {
             let folder = folder.keep();
-            eprintln!(
-                "cluster {}: its logs and data are in {}",
-                self.name,
-                folder.display()
-            );
+            let folder = folder.display();
+            eprintln!("cluster {}: its logs and data are in {folder}", self.name);
         }
     }
 }
 
 /// Returns a PATH that lists the tools first.
-pub(crate) fn path_with(tools: &Tools) -> OsString {
+pub fn path_with(tools: &Tools) -> OsString {
     let mut path = tools.bin().into_os_string();
     path.push(":/usr/bin:/bin");
     path

@@ -180,12 +180,7 @@ impl Registry {
     }
 
     fn helm(&self) -> Invocation {
-        let home = self.folder.path().join("helm");
-        Invocation::new(self.tools.binary("helm"))
-            .env("HOME", &home)
-            .env("HELM_CACHE_HOME", home.join("cache"))
-            .env("HELM_CONFIG_HOME", home.join("config"))
-            .env("HELM_DATA_HOME", home.join("data"))
+        Invocation::new(self.tools.binary("helm")).env("HOME", self.folder.path())
     }
 
     /// Kills the registry. The port refuses connections and stays reserved.

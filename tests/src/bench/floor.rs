@@ -14,7 +14,8 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, Namespace},
 };
 use krypton_tests::{
-    ChartRepository, Cluster, Parts, Tools, eventually_within, process::Invocation,
+    ChartRepository, Cluster, Parts, Tools, cluster::path_with, eventually_within,
+    process::Invocation,
 };
 use kube::{
     Api, ResourceExt,
@@ -147,10 +148,7 @@ impl FloorSetup {
     }
 
     fn xargs_helm(&self, list: &Path) -> Result<Invocation> {
-        let tools = Tools::find()?;
-        let home = self.folder.path();
-        let mut path = tools.bin().into_os_string();
-        path.push(":/usr/bin:/bin");
+        let path = path_with(&Tools::find()?);
         let mut helm: Vec<OsString> = ["helm", "upgrade", "--install", "--wait=hookOnly"]
             .map(OsString::from)
             .into();
@@ -189,11 +187,7 @@ impl FloorSetup {
         Ok(xargs
             .args(helm)
             .env("PATH", path)
-            .env("HOME", home)
-            .env("KUBECACHEDIR", home.join("kube-cache"))
-            .env("HELM_CACHE_HOME", home.join("helm-cache"))
-            .env("HELM_CONFIG_HOME", home.join("helm-config"))
-            .env("HELM_DATA_HOME", home.join("helm-data")))
+            .env("HOME", self.folder.path()))
     }
 
     fn known_cpu_seconds(&self) -> Result<f64> {

@@ -70,7 +70,7 @@ impl Cluster {
     }
 }
 
-async fn wait_until_free(port: &Port) -> Result<()> {
+pub(super) async fn wait_until_free(port: &Port) -> Result<()> {
     let what = format!("port {} to be free", port.number());
     eventually_within(&what, START_DEADLINE, async || {
         Ok(port.is_free().then_some(()))
