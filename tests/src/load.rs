@@ -13,12 +13,6 @@ pub fn children_seconds() -> Result<f64> {
     Ok(children)
 }
 
-/// CPU time of a process without its children.
-pub fn own_seconds(pid: u32) -> Result<f64> {
-    let [own, _] = times(&read(format!("/proc/{pid}/stat"))?)?;
-    Ok(own)
-}
-
 /// CPU time of these processes and of this process, including the children that each has waited for.
 pub fn total_seconds(pids: &[u32]) -> Result<f64> {
     let own = ["/proc/self/stat".to_owned()].into_iter();

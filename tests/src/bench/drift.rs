@@ -37,28 +37,17 @@ pub(crate) struct DriftResults {
     cpu_seconds: f64,
 }
 
-struct DriftUsage {
-    idle: IdleUsage,
-    cpu_seconds: f64,
-}
-
-impl DriftUsage {
-    /// Counts reads of Secrets. Each drift check reads the release's Secret once, and an idle reconciler reads no
-    /// other.
-    fn secret_reads(&self) -> f64 {
-        let key = ("GET".to_owned(), "secrets".to_owned());
-        self.idle.edge.all.get(&key).copied().unwrap_or_default() as f64
-    }
-}
-
 pub(crate) async fn measure(
     options: &Options,
     repository: &ChartRepository,
 ) -> Result<DriftResults> {
     let without = measure_at_rest(options, "off", repository).await?;
     let with = measure_at_rest(options, "warn", repository).await?;
-    let requests = |usage: &DriftUsage| usage.idle.edge.own_requests as f64;
-    let checks = with.secret_reads() - without.secret_reads();
+    let requests = |usage: &IdleUsage| usage.edge.own_requests as f64;
+    // Each drift check reads the release's Secret once, and an idle reconciler reads no other.
+    let key = ("GET".to_owned(), "secrets".to_owned());
+    let secret_reads = |usage: &IdleUsage| usage.edge.all.get(&key).copied().unwrap_or_default();
+    let checks = secret_reads(&with) as f64 - secret_reads(&without) as f64;
     ensure!(checks >= 1.0, "the agent performed no drift check");
     Ok(DriftResults {
         checks,
@@ -71,7 +60,7 @@ async fn measure_at_rest(
     options: &Options,
     drift: &str,
     repository: &ChartRepository,
-) -> Result<DriftUsage> {
+) -> Result<IdleUsage> {
     let size = options.tenants;
     log_progress(&format!(
         "{size} Tenants, drift {drift}: starting home, edge, hub and agent"
@@ -85,12 +74,9 @@ async fn measure_at_rest(
         let warm_up = Duration::from_secs(2 * options.interval);
         tokio::time::sleep(warm_up).await;
         log_progress(&format!("at rest for {} s", options.seconds));
-        let before = setup.actor().cpu_seconds()?;
-        let idle = setup
+        setup
             .measure_idle(Duration::from_secs(options.seconds))
-            .await?;
-        let cpu_seconds = setup.actor().cpu_seconds()? - before;
-        Ok(DriftUsage { idle, cpu_seconds })
+            .await
     };
     measuring
         .await

@@ -4,6 +4,7 @@
 use std::{
     fs,
     ops::Range,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -12,7 +13,7 @@ use krypton_tests::{
     Agent, AgentOptions, ChartRepository, Cluster, Daemon, Hub, HubOptions, Mode, Parts,
     STEP_DEADLINE, eventually,
     fleet::{CONNECTED, FleetClient, HEALTHY, HUB_NAMESPACE, condition},
-    join_bundle,
+    membership::enrolled_agent,
     process::log_end,
 };
 
@@ -25,7 +26,7 @@ use crate::{
     CHART, CHART_VERSION, HELM_CONCURRENCY,
     arrivals::{ArrivalSpan, Arrivals},
     install_timeout,
-    load::{self, Memory},
+    load::{self, CpuTimes, Memory},
     log_progress,
     machine::OtherLoad,
     name, run_both,
@@ -68,18 +69,19 @@ pub(crate) struct KryptonResults {
 /// The same span of time twice, with and without Krypton.
 #[derive(Debug, Clone)]
 pub(crate) struct IdleComparison {
-    pub(crate) cpu_seconds: f64,
     pub(crate) memory: Memory,
     pub(crate) with: IdleUsage,
     /// Measured only together with the hub.
     pub(crate) without: Option<IdleUsage>,
 }
 
-/// Requests to the API servers and CPU usage of other processes while idle.
+/// Requests to the API servers and CPU usage while idle.
 #[derive(Debug, Clone)]
 pub(crate) struct IdleUsage {
     pub(crate) edge: Traffic,
     pub(crate) home: Traffic,
+    /// CPU time of the hub or agent. Zero if it had ended before.
+    pub(crate) cpu_seconds: f64,
     pub(crate) other_cores: f64,
 }
 
@@ -154,13 +156,7 @@ impl Setup {
         let fleet_client = FleetClient::new(&home);
         let agent = if mode == Mode::Agent {
             hub.wait_ready(STEP_DEADLINE).await?;
-            let join_file = folder.path().join("bundle.yaml");
-            // The folder is readable only by its owner.
-            fs::write(&join_file, join_bundle(&home, EDGE).await?)
-                .context("writing a join bundle")?;
-            let options = AgentOptions::new(&edge_kubeconfig).join_file(&join_file);
-            let flag = format!("--max-concurrent-helm={HELM_CONCURRENCY}");
-            Some(Agent::start(&options.args([flag]))?)
+            Some(enrolled_agent(&home, EDGE, agent_options(&edge_kubeconfig)).await?)
         } else {
             let kubeconfig =
                 fs::read_to_string(&edge_kubeconfig).context("reading a kubeconfig")?;
@@ -174,18 +170,11 @@ impl Setup {
             edge,
             folder,
         };
-        setup.wait_connected().await?;
-        Ok(setup)
-    }
-
-    async fn wait_connected(&self) -> Result<()> {
-        let fleet_client = FleetClient::new(&self.home);
         let member = fleet_client
             .wait_for_member(EDGE, &[CONNECTED, HEALTHY])
             .await;
-        member
-            .map(drop)
-            .map_err(|error| with_log(error, self.actor()))
+        member.map_err(|error| with_log(error, setup.actor()))?;
+        Ok(setup)
     }
 
     /// Restarts the agent, which then lists and reconciles everything. Returns its requests to the edge cluster until
@@ -196,9 +185,7 @@ impl Setup {
         }
         let before = Traffic::read(&self.edge).await?;
         let kubeconfig = self.folder.path().join(EDGE);
-        let flag = format!("--max-concurrent-helm={HELM_CONCURRENCY}");
-        let options = AgentOptions::new(&kubeconfig).args([flag]);
-        self.agent = Some(Agent::start(&options)?);
+        self.agent = Some(Agent::start(&agent_options(&kubeconfig))?);
         let mut previous_requests = 0;
         eventually("the agent to be idle", async || {
             let now = Traffic::read(&self.edge).await?.since(&before);
@@ -238,13 +225,9 @@ impl Setup {
         let mut idle_comparison = None;
         if !idle.is_zero() {
             log_progress(&format!("idling for {} s", idle.as_secs()));
-            let before = self.actor().cpu_seconds()?;
-            let with = self.measure_idle(idle).await?;
-            let cpu_seconds = self.actor().cpu_seconds()? - before;
             idle_comparison = Some(IdleComparison {
-                cpu_seconds,
+                with: self.measure_idle(idle).await?,
                 memory: Memory::read_for(self.actor().pid())?,
-                with,
                 without: None,
             });
         }
@@ -274,7 +257,7 @@ impl Setup {
             Traffic::read(&self.edge).await?,
             self.actor().cpu_seconds()?,
         );
-        let own_cpu_before = load::own_seconds(self.actor().pid())?;
+        let own_cpu_before = CpuTimes::read_for(self.actor().pid())?;
         let other_load = OtherLoad::watch(self.known_cpu_seconds()?)?;
 
         let clock = Instant::now();
@@ -287,26 +270,32 @@ impl Setup {
         tokio::time::sleep(SETTLE).await;
         let edge = Traffic::read(&self.edge).await?.since(&edge);
         let cpu_seconds = self.actor().cpu_seconds()? - cpu_before;
-        let own_cpu_seconds = load::own_seconds(self.actor().pid())? - own_cpu_before;
+        let own_cpu = CpuTimes::read_for(self.actor().pid())?.since(&own_cpu_before);
         Ok(InstallCost {
             arrivals,
             helm_ended: None,
             cpu_seconds,
-            own_cpu_seconds,
+            own_cpu_seconds: own_cpu.total(),
             edge,
             other_cores,
         })
     }
 
     pub(crate) async fn measure_idle(&self, idle: Duration) -> Result<IdleUsage> {
+        let cpu_before = self.actor().cpu_seconds().ok();
         let (edge, home) = self.traffic().await?;
         let other_load = OtherLoad::watch(self.known_cpu_seconds()?)?;
         tokio::time::sleep(idle).await;
         let other_cores = other_load.cores(self.known_cpu_seconds()?)?;
         let (edge_now, home_now) = self.traffic().await?;
+        let cpu_seconds = match cpu_before {
+            Some(before) => self.actor().cpu_seconds()? - before,
+            None => 0.0,
+        };
         Ok(IdleUsage {
             edge: edge_now.since(&edge),
             home: home_now.since(&home),
+            cpu_seconds,
             other_cores,
         })
     }
@@ -322,10 +311,15 @@ impl Setup {
     fn known_cpu_seconds(&self) -> Result<f64> {
         let daemons = [Some(&*self.hub), self.agent.as_deref()];
         let running = daemons.into_iter().flatten().map(Daemon::pid);
-        let running = running.filter(|pid| load::own_seconds(*pid).is_ok());
+        let running = running.filter(|pid| CpuTimes::read_for(*pid).is_ok());
         let clusters = [self.home.pids(), self.edge.pids()].concat();
         load::total_seconds(&running.chain(clusters).collect::<Vec<_>>())
     }
+}
+
+fn agent_options(kubeconfig: &Path) -> AgentOptions<'_> {
+    let flag = format!("--max-concurrent-helm={HELM_CONCURRENCY}");
+    AgentOptions::new(kubeconfig).args([flag])
 }
 
 /// Adds the daemon's log to the error, because the log is deleted together with the daemon.

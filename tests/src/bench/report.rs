@@ -188,7 +188,7 @@ fn install_rows(measured: &EdgeResults) -> Vec<Row> {
 
 fn idle_rows(idle: [&IdleComparison; 2], span: Duration) -> Vec<Row> {
     let minutes = span.as_secs_f64() / 60.0;
-    let cpu = idle.map(|idle| 100.0 * idle.cpu_seconds / span.as_secs_f64());
+    let cpu = idle.map(|idle| 100.0 * idle.with.cpu_seconds / span.as_secs_f64());
     let per_minute =
         |count: &dyn Fn(&IdleUsage) -> u64| idle.map(|idle| count(&idle.with) as f64 / minutes);
     let own_to_edge = per_minute(&|rest| rest.edge.own_requests);

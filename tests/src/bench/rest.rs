@@ -38,7 +38,6 @@ pub(crate) struct RestResults {
     rest: IdleUsage,
     /// Number of revisions since all Tenants were installed.
     revisions: usize,
-    cpu_seconds: f64,
     memory: Memory,
 }
 
@@ -65,7 +64,6 @@ async fn at_rest(options: &Options, setup: &mut Setup) -> Result<RestResults> {
     log_progress("all Ready; the agent is restarted");
     let restart = setup.restart_agent().await?;
     log_progress(&format!("at rest for {} s", options.seconds));
-    let cpu_before = setup.actor().cpu_seconds()?;
     let rest = setup
         .measure_idle(Duration::from_secs(options.seconds))
         .await?;
@@ -75,7 +73,6 @@ async fn at_rest(options: &Options, setup: &mut Setup) -> Result<RestResults> {
         restart,
         rest,
         revisions: setup.revisions().await?.saturating_sub(before),
-        cpu_seconds: setup.actor().cpu_seconds()? - cpu_before,
         memory: Memory::read_for(setup.actor().pid())?,
     })
 }
@@ -86,7 +83,7 @@ pub(crate) fn render(measured: &RestResults) -> String {
     } = measured;
     let row =
         |name: &str, figure: String, target: &str| [name.to_owned(), figure, target.to_owned()];
-    let millicores = 1000.0 * measured.cpu_seconds / *seconds as f64;
+    let millicores = 1000.0 * measured.rest.cpu_seconds / *seconds as f64;
     let rows = [
         row("helm runs", measured.revisions.to_string(), "0"),
         row(
