@@ -43,7 +43,7 @@ mod traffic;
 use std::{future::Future, process::ExitCode, time::Duration};
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use krypton_runtime::off_thread;
 use krypton_tests::{ChartRepository, ChartSource, Mode, load, program::run_until_stopped};
 
@@ -103,32 +103,28 @@ async fn main() -> ExitCode {
 
 async fn measure_all(args: Args) -> Result<()> {
     println!("{}", machine::describe().await?);
-    match args.benchmark {
-        Some(Benchmark::Edge(options)) => measure_edge(&options).await,
-        Some(Benchmark::Rest(options)) => measure_rest(&options).await,
-        Some(Benchmark::Drift(options)) => Box::pin(measure_drift(&options)).await,
-        Some(Benchmark::FanOut(options)) => measure_fan_out(&options).await,
-        Some(Benchmark::Flood(options)) => measure_flood(&options).await,
-        Some(Benchmark::Reports(options)) => measure_reports(&options).await,
-        Some(Benchmark::Home(options)) => measure_home(options).await,
-        Some(Benchmark::Cut(options)) => measure_cut(&options).await,
-        None => {
-            measure_edge(&default_options()?).await?;
-            measure_rest(&default_options()?).await?;
-            Box::pin(measure_drift(&default_options()?)).await?;
-            measure_fan_out(&default_options()?).await?;
-            measure_flood(&default_options()?).await?;
-            measure_reports(&default_options()?).await?;
-            measure_home(default_options()?).await?;
-            measure_cut(&default_options()?).await
-        }
+    if let Some(benchmark) = args.benchmark {
+        return Box::pin(measure(benchmark)).await;
     }
+    for command in Args::command().get_subcommands() {
+        let args = Args::try_parse_from(["bench", command.get_name()])?;
+        let benchmark = args.benchmark.context("a command without a benchmark")?;
+        Box::pin(measure(benchmark)).await?;
+    }
+    Ok(())
 }
 
-/// Returns the options without any flag.
-fn default_options<O: clap::Args>() -> Result<O> {
-    let matches = O::augment_args(clap::Command::new("bench")).try_get_matches_from(["bench"])?;
-    Ok(O::from_arg_matches(&matches)?)
+async fn measure(benchmark: Benchmark) -> Result<()> {
+    match benchmark {
+        Benchmark::Edge(options) => measure_edge(&options).await,
+        Benchmark::Rest(options) => measure_rest(&options).await,
+        Benchmark::Drift(options) => Box::pin(measure_drift(&options)).await,
+        Benchmark::FanOut(options) => measure_fan_out(&options).await,
+        Benchmark::Flood(options) => measure_flood(&options).await,
+        Benchmark::Reports(options) => measure_reports(&options).await,
+        Benchmark::Home(options) => measure_home(options).await,
+        Benchmark::Cut(options) => measure_cut(&options).await,
+    }
 }
 
 async fn measure_edge(options: &EdgeOptions) -> Result<()> {
@@ -139,7 +135,8 @@ async fn measure_edge(options: &EdgeOptions) -> Result<()> {
     for size in sizes {
         let limit = OVERHEAD + Duration::from_secs(3 * options.idle) + 5 * install_timeout(size);
         let what = format!("{size} Tenants");
-        let measured = with_time_limit(&what, limit, measure(options, size, &repository)).await?;
+        let measuring = measure_size(options, size, &repository);
+        let measured = with_time_limit(&what, limit, measuring).await?;
         println!("{}", report::render(&measured));
     }
     Ok(())
@@ -212,7 +209,7 @@ async fn with_time_limit<T>(
 }
 
 /// Measures one case after the other, each on new control planes.
-async fn measure(
+async fn measure_size(
     args: &EdgeOptions,
     size: u32,
     repository: &ChartRepository,
