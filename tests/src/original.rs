@@ -1,14 +1,10 @@
 //! Creates the state that the original Go operator leaves on a cluster: CRDs, Tenants and releases.
 
-use std::{
-    fs,
-    io::{Read, Write},
-    path::Path,
-};
+use std::{fs, io::Read, path::Path};
 
 use anyhow::{Context, Result, bail};
 use base64::{Engine, engine::general_purpose::STANDARD};
-use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use flate2::read::GzDecoder;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use krypton_crds::tenant::Tenant;
@@ -249,9 +245,7 @@ fn with_revision(secret: &Secret, release: &str, number: u32, status: &str) -> R
     let mut payload: Value = serde_json::from_slice(&json)?;
     payload["version"] = number.into();
     payload["info"]["status"] = status.into();
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    gzip.write_all(&serde_json::to_vec(&payload)?)?;
-    let encoded = STANDARD.encode(gzip.finish()?).into_bytes();
+    let packed = releases::pack(&serde_json::to_vec(&payload)?)?;
     let mut labels = secret.metadata.labels.clone().unwrap_or_default();
     labels.insert("version".to_owned(), number.to_string());
     labels.insert("status".to_owned(), status.to_owned());
@@ -262,7 +256,7 @@ fn with_revision(secret: &Secret, release: &str, number: u32, status: &str) -> R
             ..ObjectMeta::default()
         },
         type_: secret.type_.clone(),
-        data: Some([(releases::DATA_KEY.to_owned(), ByteString(encoded))].into()),
+        data: Some([(releases::DATA_KEY.to_owned(), ByteString(packed))].into()),
         ..Secret::default()
     })
 }

@@ -1,15 +1,14 @@
 //! Performs user actions on Tenants and other objects directly on the API servers, with retries.
 
-use std::{io::Write, time::Duration};
+use std::time::Duration;
 
 use krypton_crds::tenant::Tenant as TenantObject;
+use krypton_helm::releases;
 use krypton_reconciler::backup::RECORD_LABEL;
 use krypton_tests::{Merge as _, eventually, eventually_within, fleet::SYSTEM_NAMESPACE};
 use krypton_types::names;
 
 use anyhow::{Context, Result, bail, ensure};
-use base64::{Engine, prelude::BASE64_STANDARD};
-use flate2::{Compression, write::GzEncoder};
 use k8s_openapi::{
     ByteString,
     api::{
@@ -203,10 +202,8 @@ impl UserActions<'_> {
             let mut release = decode_release(&newest)?;
             let status = release.pointer_mut("/info/status").context("no status")?;
             *status = json!(mark);
-            let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-            gzip.write_all(release.to_string().as_bytes())?;
-            let encoded = BASE64_STANDARD.encode(gzip.finish()?).into_bytes();
-            newest.data = Some([("release".to_owned(), ByteString(encoded))].into());
+            let packed = releases::pack(release.to_string().as_bytes())?;
+            newest.data = Some([(releases::DATA_KEY.to_owned(), ByteString(packed))].into());
             let status = ("status".to_owned(), mark.to_owned());
             newest.labels_mut().extend([status]);
             api.replace(&newest.name_any(), &PostParams::default(), &newest)
