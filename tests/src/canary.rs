@@ -62,25 +62,21 @@ impl Canary {
             let part = secret.get(skip..).unwrap_or_default();
             let part = part.get(..part.len() / 3 * 3).unwrap_or_default();
             if part.len() >= MIN_MATCH {
-                for text in [
+                self.encodings.extend([
                     BASE64_STANDARD_NO_PAD.encode(part),
                     BASE64_URL_SAFE_NO_PAD.encode(part),
-                ] {
-                    self.encodings.push(text);
-                }
+                ]);
             }
         }
         let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
         let list = format!("{secret:?}");
-        for text in [
+        self.encodings.extend([
             hex.to_uppercase(),
             hex,
             list.trim_matches(['[', ']']).to_owned(),
             list.trim_matches(['[', ']']).replace(' ', ""),
             secret.escape_ascii().to_string(),
-        ] {
-            self.encodings.push(text);
-        }
+        ]);
     }
 
     pub fn name(&self) -> &str {

@@ -151,8 +151,7 @@ pub(crate) async fn probe(enrolled: Enrolled, offset: f64, samples: Samples) -> 
             incoming = session.receive() => match incoming? {
                 HubMessageKind::Resync(resync) => {
                     if let Some(sent_at) = sent_at.take() {
-                        let mut samples = samples.lock();
-                        samples.push((sent_at, sent_at.elapsed()));
+                        samples.lock().push((sent_at, sent_at.elapsed()));
                     }
                     session.send_full_report(resync.number).await?;
                 }

@@ -222,16 +222,8 @@ impl Agents {
     /// Waits until the session of this agent ends, and returns the time.
     pub(crate) async fn wait_for_session_end(&self, index: usize) -> Result<Instant> {
         let agent = self.agents.get(index).context("the agent doesn't exist")?;
-        let end = Instant::now() + DEADLINE;
-        loop {
-            if let Some(ended) = agent.observation.lock().ended {
-                return Ok(ended);
-            }
-            if Instant::now() > end {
-                bail!("simulated agent {index} still has its session after {DEADLINE:?}");
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
+        let what = format!("the session of simulated agent {index} to end");
+        eventually_within(&what, DEADLINE, async || Ok(agent.observation.lock().ended)).await
     }
 
     pub(crate) fn count(&self) -> usize {
