@@ -12,7 +12,8 @@ use krypton_types::{
     names,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use futures::{FutureExt, future::LocalBoxFuture};
 use k8s_openapi::api::{apps::v1::Deployment, rbac::v1::ClusterRole};
 use kube::{Api, ResourceExt, api::ListParams};
 use tokio::time::Instant;
@@ -32,154 +33,157 @@ pub(crate) fn workspace(tenant: &str) -> String {
     format!("{tenant}-ws")
 }
 
-pub(crate) enum Goal<'a> {
-    /// Home shows the member as connected and reconciled, in this mode.
-    Member {
-        home: &'a Site,
-        member: &'a str,
-        mode: Mode,
-    },
-    /// The hub can reach the member, and its agent still holds the Lease.
-    Spare {
-        home: &'a Site,
-        site: &'a Site,
-        holder: &'a str,
-    },
-    /// A new holder has the member's Lease.
-    TakenOver {
-        site: &'a Site,
-        previous: &'a str,
-        /// Prefix of the new holder's identity.
-        by: &'a str,
-        /// Description of the goal, and the start of the wait.
-        wait: &'a str,
-        since: Instant,
-    },
-    /// The Tenant is Ready, Helm's newest revision is deployed, and the Deployment has this version and is available.
-    Installed {
-        site: &'a Site,
-        tenant: &'a str,
-        applied: String,
-        version: &'a str,
-        revision: u32,
-    },
-    /// Home's Tenant is Ready on exactly these members, each for this reason.
-    Aggregated {
-        home: &'a Site,
-        tenant: &'a str,
-        members: &'a [&'a str],
-        reason: &'a str,
-    },
-    /// Home counts this number of Tenants on the member, all of them Ready.
-    Counted {
-        home: &'a Site,
-        member: &'a str,
-        tenants: u32,
-    },
-    /// The Tenant, its release, its objects and its namespace are gone.
-    Gone { site: &'a Site, tenant: &'a str },
+/// A goal with its name. The check describes the reached goal, or returns an error with the difference.
+pub(crate) struct Goal<'a> {
+    name: String,
+    check: Box<dyn Fn() -> LocalBoxFuture<'a, Result<String>> + 'a>,
 }
 
-impl Goal<'_> {
-    fn name(&self) -> String {
-        match self {
-            Self::Member { member, .. } => (*member).to_owned(),
-            Self::Spare { site, .. } => format!("home/{}", site.member),
-            Self::TakenOver { site, .. } => format!("the Lease of {}", site.name()),
-            Self::Installed { site, tenant, .. } | Self::Gone { site, tenant } => {
-                format!("{}/{tenant}", site.name())
-            }
-            Self::Aggregated { tenant, .. } => format!("home/{tenant} over all clusters"),
-            Self::Counted { member, .. } => format!("{member} in the list of clusters"),
-        }
+impl<'a> Goal<'a> {
+    fn new<F>(name: String, check: impl Fn() -> F + 'a) -> Self
+    where
+        F: Future<Output = Result<String>> + 'a,
+    {
+        let check = Box::new(move || check().boxed_local());
+        Self { name, check }
     }
+}
 
-    /// Describes the reached goal.
-    fn reached(&self) -> String {
-        match self {
-            Self::Member { member, mode, .. } => {
-                let who = match mode {
-                    Mode::SelfCluster | Mode::Proxy => "the hub",
-                    Mode::Agent => "its agent",
-                };
-                format!("{member}: connected, and {who} manages it")
-            }
-            Self::Spare { site, holder, .. } => format!(
-                "{}: the hub can reach it now, and leaves it to {holder}",
-                site.member
-            ),
-            Self::TakenOver {
-                site, by, since, ..
-            } => format!(
-                "{}: the {} holds the Lease after {:.1} s",
-                site.name(),
-                by.trim_end_matches('/'),
-                since.elapsed().as_secs_f64()
-            ),
-            Self::Installed {
-                site,
-                tenant,
-                version,
-                revision,
-                ..
-            } => format!(
-                "{}: {tenant} is Ready, release {} is at revision {revision}, its Deployment of {CHART}-{version} available",
-                site.name(),
-                release(site, tenant),
-            ),
-            Self::Aggregated {
-                tenant, members, ..
-            } => format!("home: {tenant} shows {}", summary(members)),
-            Self::Counted {
-                member, tenants, ..
-            } => format!("home: {tenants} of {tenants} Tenants of {member} are Ready"),
-            Self::Gone { site, tenant } => format!(
-                "{}: {tenant}, its release and its objects are gone, and namespace {} too",
-                site.name(),
-                workspace(tenant),
-            ),
-        }
-    }
+/// Home shows the member as connected and reconciled, in this mode.
+pub(crate) fn member<'a>(home: &'a Site, member: &'a str, mode: Mode) -> Goal<'a> {
+    Goal::new(member.to_owned(), move || async move {
+        let status = member_status(home, member).await?;
+        let expected = [("Connected", "Connected"), ("Healthy", "Reconciling")];
+        check_conditions(&status, &expected)?;
+        check_mode(&status, mode)?;
+        let who = match mode {
+            Mode::SelfCluster | Mode::Proxy => "the hub",
+            Mode::Agent => "its agent",
+        };
+        Ok(format!("{member}: connected, and {who} manages it"))
+    })
+}
 
-    /// Returns an error with the difference if the goal is not reached.
-    async fn check(&self) -> Result<()> {
-        match self {
-            Self::Member { home, member, mode } => check_member(home, member, *mode).await,
-            Self::Spare { home, site, holder } => check_spare(home, site, holder).await,
-            Self::TakenOver {
-                site,
-                previous,
-                by,
-                wait,
-                since,
-            } => check_taken_over(site, previous, by)
-                .await
-                .with_context(|| format!("after {} s: {wait}", elapsed_tens(*since))),
-            Self::Installed {
-                site,
-                tenant,
-                applied,
-                version,
-                revision,
-            } => {
-                check_tenant(site, tenant, applied).await?;
-                check_release(site, tenant, *revision).await?;
-                check_deployment(site, tenant, version).await
+/// The hub can reach the member, and its agent still holds the Lease.
+pub(crate) fn spare<'a>(home: &'a Site, site: &'a Site, holder: &'a str) -> Goal<'a> {
+    Goal::new(format!("home/{}", site.member), move || async move {
+        let status = member_status(home, &site.member).await?;
+        let expected = [
+            ("TargetClusterResolved", "Resolved"),
+            ("Connected", "Connected"),
+        ];
+        check_conditions(&status, &expected)?;
+        check_mode(&status, Mode::Agent)?;
+        let actual = site.fleet_client.holder().await?;
+        ensure!(actual == holder, "{actual:?} holds its Lease");
+        Ok(format!(
+            "{}: the hub can reach it now, and leaves it to {holder}",
+            site.member
+        ))
+    })
+}
+
+/// A new holder, whose identity starts with `by`, has the member's Lease. `wait` explains the wait since `since`.
+pub(crate) fn taken_over<'a>(
+    site: &'a Site,
+    previous: &'a str,
+    by: &'a str,
+    wait: &'a str,
+    since: Instant,
+) -> Goal<'a> {
+    Goal::new(
+        format!("the Lease of {}", site.name()),
+        move || async move {
+            let seconds = since.elapsed().as_secs_f64();
+            let taken_over = check_taken_over(site, previous, by).await;
+            // Rounds down to ten seconds, to print fewer lines.
+            taken_over.with_context(|| format!("after {} s: {wait}", seconds as u64 / 10 * 10))?;
+            let (name, by) = (site.name(), by.trim_end_matches('/'));
+            Ok(format!(
+                "{name}: the {by} holds the Lease after {seconds:.1} s"
+            ))
+        },
+    )
+}
+
+/// The Tenant is Ready, Helm's newest revision is deployed, and the Deployment has this version and is available.
+pub(crate) fn installed<'a>(
+    stage: &'a Stage,
+    site: &'a Site,
+    tenant: &'a str,
+    version: &'a str,
+    revision: u32,
+) -> Goal<'a> {
+    Goal::new(format!("{}/{tenant}", site.name()), move || async move {
+        check_tenant(site, tenant, &stage.applied(version)).await?;
+        check_release(site, tenant, revision).await?;
+        check_deployment(site, tenant, version).await?;
+        Ok(format!(
+            "{}: {tenant} is Ready, release {} is at revision {revision}, its Deployment of {CHART}-{version} available",
+            site.name(),
+            release(site, tenant),
+        ))
+    })
+}
+
+/// Home's Tenant is Ready on exactly these members, each for this reason.
+pub(crate) fn aggregated<'a>(
+    home: &'a Site,
+    tenant: &'a str,
+    members: &'a [&'a str],
+    reason: &'a str,
+) -> Goal<'a> {
+    let name = format!("home/{tenant} over all clusters");
+    Goal::new(name, move || async move {
+        let count = members.len();
+        let summary = format!("{count} of {count} clusters ready");
+        let observed = observed_tenant(home, tenant).await?;
+        let status = observed.status.unwrap_or_default();
+        let clusters = conditions::clusters(&status.conditions);
+        for member in members {
+            match clusters.get(*member) {
+                Some(state) if state.ready.reason == reason => {}
+                Some(state) => bail!("{member}: {}", state.ready.reason),
+                None => bail!("{member} has not reported"),
             }
-            Self::Aggregated {
-                home,
-                tenant,
-                members,
-                reason,
-            } => check_summary(home, tenant, members, reason).await,
-            Self::Counted {
-                home,
-                member,
-                tenants,
-            } => check_counts(home, member, *tenants).await,
-            Self::Gone { site, tenant } => check_gone(site, tenant).await,
         }
-    }
+        match condition(&status.conditions, conditions::READY) {
+            Some(ready) if ready.status == "True" && ready.message == summary => {}
+            Some(ready) => bail!("{}", ready.message),
+            None => bail!("no condition Ready"),
+        }
+        Ok(format!("home: {tenant} shows {summary}"))
+    })
+}
+
+/// Home counts this number of Tenants on the member, all of them Ready.
+pub(crate) fn counted<'a>(home: &'a Site, member: &'a str, tenants: u32) -> Goal<'a> {
+    let name = format!("{member} in the list of clusters");
+    Goal::new(name, move || async move {
+        let status = member_status(home, member).await?;
+        let counts = status.tenants.unwrap_or_default();
+        ensure!(
+            (counts.ready, counts.total) == (tenants, tenants),
+            "only {} of {} Tenants are Ready",
+            counts.ready,
+            counts.total
+        );
+        Ok(format!(
+            "home: {tenants} of {tenants} Tenants of {member} are Ready"
+        ))
+    })
+}
+
+/// The Tenant, its release, its objects and its namespace are gone.
+pub(crate) fn gone<'a>(site: &'a Site, tenant: &'a str) -> Goal<'a> {
+    Goal::new(format!("{}/{tenant}", site.name()), move || async move {
+        check_gone(site, tenant).await?;
+        Ok(format!(
+            "{}: {tenant}, its release and its objects are gone, and namespace {} too",
+            site.name(),
+            workspace(tenant),
+        ))
+    })
 }
 
 /// Waits until all goals are reached, and shows reached goals and differences. Fails immediately if the acting process
@@ -188,7 +192,7 @@ pub(crate) async fn reach(
     screen: &Screen,
     stage: &Stage,
     what: &str,
-    goals: &[Goal<'_>],
+    goals: Vec<Goal<'_>>,
 ) -> Result<()> {
     let mut reached = vec![false; goals.len()];
     let mut reported = String::new();
@@ -197,12 +201,12 @@ pub(crate) async fn reach(
     let waiting = eventually_while_running(what, STEP_DEADLINE, check_running, async || {
         let mut missing = Vec::new();
         for (goal, reached) in goals.iter().zip(&mut reached) {
-            match goal.check().await {
-                Err(difference) => missing.push(format!("{} ({difference:#})", goal.name())),
-                Ok(()) if *reached => {}
-                Ok(()) => {
+            match (goal.check)().await {
+                Err(difference) => missing.push(format!("{} ({difference:#})", goal.name)),
+                Ok(_) if *reached => {}
+                Ok(description) => {
                     *reached = true;
-                    screen.event(&goal.reached());
+                    screen.event(&description);
                 }
             }
         }
@@ -222,11 +226,6 @@ pub(crate) async fn reach(
 
 fn release(site: &Site, tenant: &str) -> String {
     names::tenant_release(tenant, &site.member)
-}
-
-fn summary(members: &[&str]) -> String {
-    let count = members.len();
-    format!("{count} of {count} clusters ready")
 }
 
 async fn member_status(home: &Site, member: &str) -> Result<EdgeClusterStatus> {
@@ -256,31 +255,6 @@ fn check_mode(status: &EdgeClusterStatus, mode: Mode) -> Result<()> {
     }
 }
 
-async fn check_member(home: &Site, member: &str, mode: Mode) -> Result<()> {
-    let status = member_status(home, member).await?;
-    check_conditions(
-        &status,
-        &[("Connected", "Connected"), ("Healthy", "Reconciling")],
-    )?;
-    check_mode(&status, mode)
-}
-
-async fn check_spare(home: &Site, site: &Site, holder: &str) -> Result<()> {
-    let status = member_status(home, &site.member).await?;
-    check_conditions(
-        &status,
-        &[
-            ("TargetClusterResolved", "Resolved"),
-            ("Connected", "Connected"),
-        ],
-    )?;
-    check_mode(&status, Mode::Agent)?;
-    match site.fleet_client.holder().await? {
-        actual if actual == holder => Ok(()),
-        actual => bail!("{actual:?} holds its Lease"),
-    }
-}
-
 async fn check_taken_over(site: &Site, previous: &str, by: &str) -> Result<()> {
     match site.fleet_client.holder().await? {
         holder if holder != previous && holder.starts_with(by) => Ok(()),
@@ -289,51 +263,23 @@ async fn check_taken_over(site: &Site, previous: &str, by: &str) -> Result<()> {
     }
 }
 
-/// Rounds down to ten seconds, to print fewer lines.
-fn elapsed_tens(since: Instant) -> u64 {
-    since.elapsed().as_secs() / 10 * 10
-}
-
-async fn check_counts(home: &Site, member: &str, tenants: u32) -> Result<()> {
-    let counts = member_status(home, member)
-        .await?
-        .tenants
-        .unwrap_or_default();
-    if (counts.ready, counts.total) != (tenants, tenants) {
-        bail!(
-            "only {} of {} Tenants are Ready",
-            counts.ready,
-            counts.total
-        );
-    }
-    Ok(())
+async fn find_tenant(site: &Site, tenant: &str) -> kube::Result<Option<Tenant>> {
+    let in_namespace = site.fleet_client.in_namespace(NAMESPACE);
+    in_namespace.tenants().get_opt(tenant).await
 }
 
 async fn observed_tenant(site: &Site, tenant: &str) -> Result<Tenant> {
-    let Some(tenant_object) = site
-        .fleet_client
-        .in_namespace(NAMESPACE)
-        .tenants()
-        .get_opt(tenant)
-        .await?
-    else {
-        bail!("the Tenant doesn't exist");
-    };
-    let observed = tenant_object
-        .status
-        .as_ref()
-        .and_then(|status| status.observed_generation);
-    if observed != tenant_object.metadata.generation {
-        bail!("no status yet");
-    }
-    Ok(tenant_object)
+    let found = find_tenant(site, tenant).await?;
+    let found = found.context("the Tenant doesn't exist")?;
+    let status = found.status.as_ref();
+    let observed = status.and_then(|status| status.observed_generation);
+    ensure!(observed == found.metadata.generation, "no status yet");
+    Ok(found)
 }
 
 async fn check_tenant(site: &Site, tenant: &str, applied: &str) -> Result<()> {
-    let status = observed_tenant(site, tenant)
-        .await?
-        .status
-        .unwrap_or_default();
+    let observed = observed_tenant(site, tenant).await?;
+    let status = observed.status.unwrap_or_default();
     let type_ = condition_type(Kind::Ready, &site.member);
     match condition(&status.conditions, &type_) {
         Some(ready) if ready.status == "True" => {}
@@ -343,26 +289,6 @@ async fn check_tenant(site: &Site, tenant: &str, applied: &str) -> Result<()> {
     match status.last_applied_chart {
         Some(chart) if chart == applied => Ok(()),
         chart => bail!("its chart is {}", chart.unwrap_or_default()),
-    }
-}
-
-async fn check_summary(home: &Site, tenant: &str, members: &[&str], reason: &str) -> Result<()> {
-    let status = observed_tenant(home, tenant)
-        .await?
-        .status
-        .unwrap_or_default();
-    let clusters = conditions::clusters(&status.conditions);
-    for member in members {
-        match clusters.get(*member) {
-            Some(state) if state.ready.reason == reason => {}
-            Some(state) => bail!("{member}: {}", state.ready.reason),
-            None => bail!("{member} has not reported"),
-        }
-    }
-    match condition(&status.conditions, conditions::READY) {
-        Some(ready) if ready.status == "True" && ready.message == summary(members) => Ok(()),
-        Some(ready) => bail!("{}", ready.message),
-        None => bail!("no condition Ready"),
     }
 }
 
@@ -418,16 +344,8 @@ async fn check_deployment(site: &Site, tenant: &str, version: &str) -> Result<()
 
 async fn check_gone(site: &Site, tenant: &str) -> Result<()> {
     let client = &site.fleet_client.client;
-    if site
-        .fleet_client
-        .in_namespace(NAMESPACE)
-        .tenants()
-        .get_opt(tenant)
-        .await?
-        .is_some()
-    {
-        bail!("the Tenant exists");
-    }
+    let found = find_tenant(site, tenant).await?;
+    ensure!(found.is_none(), "the Tenant exists");
     let (workspace, release) = (workspace(tenant), release(site, tenant));
     let revisions = site.fleet_client.revisions(&workspace, &release).await?;
     if !revisions.is_empty() {

@@ -10,7 +10,10 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    goals::{Goal, NAMESPACE, reach, workspace},
+    goals::{
+        Goal, NAMESPACE, aggregated, counted, gone, installed, member, reach, spare, taken_over,
+        workspace,
+    },
     screen::Screen,
     stage::{CHART, PROXY_GRACE, Site, Stage, VERSIONS, check_contains},
 };
@@ -34,21 +37,18 @@ pub(crate) async fn play(screen: &Screen, stage: &mut Stage) -> Result<()> {
     stage.start_agent(screen).await?;
     let home = &stage.home;
     let modes = [Mode::SelfCluster, Mode::Agent, Mode::Proxy];
-    let members: Vec<_> = MEMBERS
-        .into_iter()
-        .zip(modes)
-        .map(|(member, mode)| Goal::Member { home, member, mode })
-        .collect();
-    reach(screen, stage, "the members", &members).await?;
+    let members = MEMBERS.into_iter().zip(modes);
+    let members = members.map(|(name, mode)| member(home, name, mode));
+    reach(screen, stage, "the members", members.collect()).await?;
 
     screen.step("Tenants: acme on all three clusters, globex on edge-1, initech on edge-2");
     for (site, tenant) in tenants(stage) {
         create(screen, site, tenant).await?;
     }
     let installed = installed_everywhere(stage, first, 1, reason::INSTALLED);
-    reach(screen, stage, "the first installation", &installed).await?;
-    let counted: Vec<_> = tenant_counts(stage, [1, 2, 2]).collect();
-    reach(screen, stage, "the counts", &counted).await?;
+    reach(screen, stage, "the first installation", installed).await?;
+    let counts = tenant_counts(stage, [1, 2, 2]).collect();
+    reach(screen, stage, "the counts", counts).await?;
     show_fleet(screen, stage).await?;
 
     screen.step(&format!(
@@ -57,7 +57,7 @@ pub(crate) async fn play(screen: &Screen, stage: &mut Stage) -> Result<()> {
     stage.stop_hub(screen).await?;
     stage.start_hub(screen, second).await?;
     let upgraded = installed_everywhere(stage, second, 2, reason::UPGRADED);
-    reach(screen, stage, "the upgrade", &upgraded).await?;
+    reach(screen, stage, "the upgrade", upgraded).await?;
     for site in stage.sites() {
         show_releases(screen, stage, site).await?;
     }
@@ -95,35 +95,15 @@ fn installed_everywhere<'a>(
     revision: u32,
     reason: &'a str,
 ) -> Vec<Goal<'a>> {
-    let installed = |(site, tenant)| Goal::Installed {
-        site,
-        tenant,
-        applied: stage.applied(version),
-        version,
-        revision,
-    };
+    let installed = |(site, tenant)| installed(stage, site, tenant, version, revision);
     let mut goals: Vec<_> = tenants(stage).map(installed).into();
-    goals.push(aggregated(stage, &MEMBERS, reason));
+    goals.push(aggregated(&stage.home, ACME, &MEMBERS, reason));
     goals
-}
-
-/// The state of acme on home.
-fn aggregated<'a>(stage: &'a Stage, members: &'a [&'a str], reason: &'a str) -> Goal<'a> {
-    Goal::Aggregated {
-        home: &stage.home,
-        tenant: ACME,
-        members,
-        reason,
-    }
 }
 
 /// The state of each member on home.
 fn tenant_counts(stage: &Stage, tenants: [u32; 3]) -> impl Iterator<Item = Goal<'_>> {
-    let counted = |(member, tenants)| Goal::Counted {
-        home: &stage.home,
-        member,
-        tenants,
-    };
+    let counted = |(member, tenants)| counted(&stage.home, member, tenants);
     MEMBERS.into_iter().zip(tenants).map(counted)
 }
 
@@ -172,10 +152,10 @@ async fn demonstrate_deletion(screen: &Screen, stage: &Stage) -> Result<()> {
     let releases_before = releases(stage).await?;
     delete(screen, stage, site, ACME).await?;
     let remaining_members = [names::SELF_CLUSTER, "edge-1"];
-    let mut goals = vec![Goal::Gone { site, tenant: ACME }];
-    goals.push(aggregated(stage, &remaining_members, reason::UPGRADED));
+    let remaining = aggregated(&stage.home, ACME, &remaining_members, reason::UPGRADED);
+    let mut goals = vec![gone(site, ACME), remaining];
     goals.extend(tenant_counts(stage, [1, 2, 1]));
-    reach(screen, stage, "the deletion", &goals).await?;
+    reach(screen, stage, "the deletion", goals).await?;
 
     let workspace = workspace(ACME);
     let context = site.name();
@@ -211,12 +191,8 @@ async fn demonstrate_handover(screen: &Screen, stage: &mut Stage) -> Result<()> 
     let releases_before = releases(stage).await?;
     let agent_holder = stage.edge_1.fleet_client.holder().await?;
     stage.add_kubeconfig(screen, &stage.edge_1).await?;
-    let spare = [Goal::Spare {
-        home: &stage.home,
-        site: &stage.edge_1,
-        holder: &agent_holder,
-    }];
-    reach(screen, stage, "the hub's own way to edge-1", &spare).await?;
+    let goals = vec![spare(&stage.home, &stage.edge_1, &agent_holder)];
+    reach(screen, stage, "the hub's own way to edge-1", goals).await?;
 
     stage.kill_agent(screen).await?;
     let killed_at = Instant::now();
@@ -226,42 +202,29 @@ async fn demonstrate_handover(screen: &Screen, stage: &mut Stage) -> Result<()> 
          unchanged for 60 s"
     ));
     let edge = &stage.edge_1;
-    let taken_over = [
-        Goal::TakenOver {
-            site: edge,
-            previous: &agent_holder,
-            by: "hub/",
-            wait: "a killed agent's Lease lives for up to 60 s",
-            since: killed_at,
-        },
-        member(stage, edge, Mode::Proxy),
-        installed(stage, edge, HOOLI, second),
+    let wait = "a killed agent's Lease lives for up to 60 s";
+    let goals = vec![
+        taken_over(edge, &agent_holder, "hub/", wait, killed_at),
+        member(&stage.home, &edge.member, Mode::Proxy),
+        installed(stage, edge, HOOLI, second, 1),
     ];
-    reach(screen, stage, "the hub to take over", &taken_over).await?;
+    reach(screen, stage, "the hub to take over", goals).await?;
     let hub_holder = edge.fleet_client.holder().await?;
     show_clusters(screen, stage).await?;
 
     let started_at = Instant::now();
     stage.start_agent(screen).await?;
     let edge = &stage.edge_1;
-    let returned = [
-        Goal::TakenOver {
-            site: edge,
-            previous: &hub_holder,
-            by: "agent/",
-            wait: "the hub gives the Lease up when the agent is ready to reconcile",
-            since: started_at,
-        },
-        member(stage, edge, Mode::Agent),
+    let wait = "the hub gives the Lease up when the agent is ready to reconcile";
+    let goals = vec![
+        taken_over(edge, &hub_holder, "agent/", wait, started_at),
+        member(&stage.home, &edge.member, Mode::Agent),
     ];
-    reach(screen, stage, "the agent to reconnect", &returned).await?;
+    reach(screen, stage, "the agent to reconnect", goals).await?;
     delete(screen, stage, edge, HOOLI).await?;
-    let mut goals = vec![Goal::Gone {
-        site: edge,
-        tenant: HOOLI,
-    }];
+    let mut goals = vec![gone(edge, HOOLI)];
     goals.extend(tenant_counts(stage, [1, 2, 1]));
-    reach(screen, stage, "the agent's deletion", &goals).await?;
+    reach(screen, stage, "the agent's deletion", goals).await?;
     let releases_after = releases(stage).await?;
     if releases_after != releases_before {
         bail!(
@@ -273,24 +236,6 @@ async fn demonstrate_handover(screen: &Screen, stage: &mut Stage) -> Result<()> 
         releases_after.len()
     ));
     show_clusters(screen, stage).await
-}
-
-fn member<'a>(stage: &'a Stage, site: &'a Site, mode: Mode) -> Goal<'a> {
-    Goal::Member {
-        home: &stage.home,
-        member: &site.member,
-        mode,
-    }
-}
-
-fn installed<'a>(stage: &'a Stage, site: &'a Site, tenant: &'a str, version: &'a str) -> Goal<'a> {
-    Goal::Installed {
-        site,
-        tenant,
-        applied: stage.applied(version),
-        version,
-        revision: 1,
-    }
 }
 
 async fn show_clusters(screen: &Screen, stage: &Stage) -> Result<()> {
