@@ -32,6 +32,7 @@ pub mod port;
 pub mod process;
 pub mod program;
 pub mod registry;
+pub mod release_payload;
 pub mod scenario;
 pub mod service_account;
 pub mod service_port;

@@ -1,12 +1,10 @@
 //! Creates the state that the original Go operator leaves on a cluster: CRDs, Tenants and releases.
 
-use std::{fs, io::Read, path::Path};
+use std::{fs, path::Path};
 
 use anyhow::{Context, Result, bail};
-use base64::{Engine, engine::general_purpose::STANDARD};
-use flate2::read::GzDecoder;
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::{ByteString, api::core::v1::Secret};
+use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::{self, ObjectId};
 use krypton_types::{fingerprint, names};
@@ -18,7 +16,9 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::{chart_repository::ChartRepository, cluster::Cluster, wait::eventually};
+use crate::{
+    chart_repository::ChartRepository, cluster::Cluster, release_payload, wait::eventually,
+};
 
 const CRDS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -235,28 +235,22 @@ async fn move_to_default(client: &Client, from: &str, object: &ObjectId) -> Resu
 
 /// Returns a copy of a revision's Secret with another number and status, also in the payload.
 fn with_revision(secret: &Secret, release: &str, number: u32, status: &str) -> Result<Secret> {
-    let data = secret
-        .data
-        .as_ref()
-        .and_then(|data| data.get(releases::DATA_KEY));
-    let encoded = STANDARD.decode(&data.context("no payload")?.0)?;
-    let mut json = Vec::new();
-    GzDecoder::new(encoded.as_slice()).read_to_end(&mut json)?;
-    let mut payload: Value = serde_json::from_slice(&json)?;
-    payload["version"] = number.into();
-    payload["info"]["status"] = status.into();
-    let packed = releases::pack(&serde_json::to_vec(&payload)?)?;
     let mut labels = secret.metadata.labels.clone().unwrap_or_default();
     labels.insert("version".to_owned(), number.to_string());
     labels.insert("status".to_owned(), status.to_owned());
-    Ok(Secret {
+    let mut revision = Secret {
         metadata: ObjectMeta {
             name: Some(releases::secret_name(release, number)),
             labels: Some(labels),
             ..ObjectMeta::default()
         },
         type_: secret.type_.clone(),
-        data: Some([(releases::DATA_KEY.to_owned(), ByteString(packed))].into()),
+        data: secret.data.clone(),
         ..Secret::default()
-    })
+    };
+    release_payload::rewrite(&mut revision, &|payload: &mut Value| {
+        payload["version"] = number.into();
+        payload["info"]["status"] = status.into();
+    })?;
+    Ok(revision)
 }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use krypton_crds::tenant::Tenant as TenantObject;
-use krypton_helm::releases;
 use krypton_reconciler::backup::RECORD_LABEL;
-use krypton_tests::{Merge as _, eventually, eventually_within, fleet::SYSTEM_NAMESPACE};
+use krypton_tests::{
+    Merge as _, eventually, eventually_within, fleet::SYSTEM_NAMESPACE, release_payload,
+};
 use krypton_types::names;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -26,7 +27,7 @@ use serde_json::{Value, json};
 use super::{
     expected_state::ExpectedState,
     judgement::FOREIGN_FINALIZER,
-    snapshot::{EdgeSeen, decode_release},
+    snapshot::EdgeSeen,
     stage::Site,
     whom::{Object, Tenant, Workspace},
 };
@@ -199,11 +200,9 @@ impl UserActions<'_> {
     pub(crate) async fn mark_release(&self, tenant: Tenant, mark: &str) -> Result<()> {
         self.retry_with_revisions(tenant, async |secrets, api| {
             let mut newest = secrets.last().context("no revision")?.clone();
-            let mut release = decode_release(&newest)?;
-            let status = release.pointer_mut("/info/status").context("no status")?;
-            *status = json!(mark);
-            let packed = releases::pack(release.to_string().as_bytes())?;
-            newest.data = Some([(releases::DATA_KEY.to_owned(), ByteString(packed))].into());
+            release_payload::rewrite(&mut newest, &|release: &mut Value| {
+                release["info"]["status"] = json!(mark);
+            })?;
             let status = ("status".to_owned(), mark.to_owned());
             newest.labels_mut().extend([status]);
             api.replace(&newest.name_any(), &PostParams::default(), &newest)

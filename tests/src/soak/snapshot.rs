@@ -1,10 +1,8 @@
 //! Reads the state of all clusters directly from their API servers, without the faulty connections and without Krypton.
 
-use std::{collections::BTreeMap, io::Read};
+use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use base64::{Engine, prelude::BASE64_STANDARD};
-use flate2::read::GzDecoder;
 use k8s_openapi::{
     api::{
         apps::v1::Deployment,
@@ -13,6 +11,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta},
 };
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
+use krypton_tests::release_payload;
 use kube::{Api, Client, ResourceExt, api::ListParams};
 use serde_json::Value;
 
@@ -24,7 +23,6 @@ pub(crate) const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
 /// instead.
 pub(crate) const FOREIGN_LABEL: &str = "soak.example.org/foreign";
 pub(crate) const RELEASE_ANNOTATION: &str = "meta.helm.sh/release-name";
-const MAX_RELEASE: u64 = 16 << 20;
 
 /// (namespace, name)
 pub(crate) type ObjectKey = (String, String);
@@ -282,25 +280,14 @@ pub(crate) fn object_key(metadata: &ObjectMeta) -> ObjectKey {
     (namespace.unwrap_or_default(), name.unwrap_or_default())
 }
 
-/// Decodes base64, then gzip, then JSON.
+/// Returns the status and the chart's version.
 fn decode_content(secret: &Secret) -> Result<(String, String)> {
-    let release = decode_release(secret)?;
+    let release = release_payload::read(secret)?;
     let text = |pointer: &str| {
         let text = release.pointer(pointer).and_then(Value::as_str);
         text.unwrap_or_default().to_owned()
     };
     Ok((text("/info/status"), text("/chart/metadata/version")))
-}
-
-/// Returns the payload of a release Secret.
-pub(crate) fn decode_release(secret: &Secret) -> Result<Value> {
-    let data = secret.data.as_ref().and_then(|data| data.get("release"));
-    let encoded = BASE64_STANDARD.decode(&data.context("no payload")?.0)?;
-    let mut json = Vec::new();
-    GzDecoder::new(encoded.as_slice())
-        .take(MAX_RELEASE)
-        .read_to_end(&mut json)?;
-    Ok(serde_json::from_slice(&json)?)
 }
 
 /// Reads the Tenants and members of the home cluster.

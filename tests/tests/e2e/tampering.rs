@@ -1,19 +1,10 @@
 //! Shows that Krypton doesn't act on a stored release that a user with write access to Secrets has changed.
 
-use std::io::{Read as _, Write as _};
-
-use anyhow::{Context, Result};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use flate2::Compression;
-use flate2::read::GzDecoder;
-use flate2::write::GzEncoder;
-use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::record::RECORD_LABEL;
 use krypton_tests::{
     Mode, Pair, Scenario, ServedChart, TestResult, by_agent, eventually, fleet::FleetClient,
-    kubectl_krypton,
+    kubectl_krypton, release_payload::rewrite,
 };
 use kube::{
     Api, ResourceExt,
@@ -147,20 +138,6 @@ impl Attack {
             .await
             .unwrap();
     }
-}
-
-pub(crate) fn rewrite(secret: &mut Secret, change: &impl Fn(&mut Value)) -> Result<()> {
-    let data = secret.data.as_mut().context("no data")?;
-    let packed = STANDARD.decode(&data.get("release").context("no release")?.0)?;
-    let mut json = Vec::new();
-    GzDecoder::new(packed.as_slice()).read_to_end(&mut json)?;
-    let mut release: Value = serde_json::from_slice(&json)?;
-    change(&mut release);
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    gzip.write_all(release.to_string().as_bytes())?;
-    let packed = STANDARD.encode(gzip.finish()?).into_bytes();
-    data.insert("release".to_owned(), ByteString(packed));
-    Ok(())
 }
 
 pub(crate) fn append(release: &mut Value, document: &str) {

@@ -9,13 +9,14 @@ use krypton_crds::tenant::Tenant;
 use krypton_tests::fleet::{FleetClient, HUB_NAMESPACE, SYSTEM_NAMESPACE};
 use krypton_tests::{
     Mode, Pair, Scenario, ServedChart, TestResult, by_agent, eventually, gate::EVENTS,
+    release_payload::rewrite,
 };
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
 use super::{editor_client, is_forbidden};
-use crate::tampering::{append, rewrite};
+use crate::tampering::append;
 
 const WORKSPACE: &str = "acme";
 const BINDING: &str = "apiVersion: rbac.authorization.k8s.io/v1
