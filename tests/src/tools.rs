@@ -47,9 +47,7 @@ impl Tools {
                 missing.join(", ")
             );
         }
-        if !tools.stages().is_file() {
-            bail!("missing: {}; run 'make tools'", tools.stages().display());
-        }
+        existing(tools.stages())?;
         Ok(CACHED.get_or_init(|| tools).clone())
     }
 
@@ -69,35 +67,33 @@ impl Tools {
 
     /// Returns the path of a program that no cluster needs, such as `registry`.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
-        let path = self.binary(name);
-        if !path.is_file() {
-            bail!("no program {}; run 'make tools'", path.display());
-        }
-        Ok(path)
+        existing(self.binary(name))
     }
 
     /// Returns a chart's folder, such as `external-dns-1.19.0`.
     pub fn chart(&self, name: &str) -> Result<PathBuf> {
         let folder = self.root.join("charts").join(name);
-        if !folder.join("Chart.yaml").is_file() {
-            bail!("no chart in {}; run 'make tools'", folder.display());
-        }
+        existing(folder.join("Chart.yaml"))?;
         Ok(folder)
     }
 
     /// Returns a file from a folder of CRDs, such as `cluster-api-1.14.2`.
     pub fn crd(&self, pin: &str, file: &str) -> Result<PathBuf> {
-        let path = self.root.join("crds").join(pin).join(file);
-        if !path.is_file() {
-            bail!("no file {}; run 'make tools'", path.display());
-        }
-        Ok(path)
+        existing(self.root.join("crds").join(pin).join(file))
     }
 
     /// kwok's stages for a fake node and its pods.
     pub(crate) fn stages(&self) -> PathBuf {
         self.root.join("kwok/stages.yaml")
     }
+}
+
+/// Returns the path of an existing file.
+fn existing(path: PathBuf) -> Result<PathBuf> {
+    if !path.is_file() {
+        bail!("missing: {}; run 'make tools'", path.display());
+    }
+    Ok(path)
 }
 
 fn root() -> Result<PathBuf> {
