@@ -361,11 +361,13 @@ impl Cluster {
     /// WATCH, POST, PUT, PATCH, APPLY and DELETE. A watch counts when it ends. The resource is empty for paths such as
     /// `/readyz` and `/metrics`.
     pub async fn requests(&self) -> Result<BTreeMap<(String, String), u64>> {
-        let metrics = self
-            .get("/metrics")
-            .await
-            .context("reading the apiserver's metrics")?;
-        requests::count(&metrics)
+        requests::count(&self.metrics().await?)
+    }
+
+    /// Returns the API server's metrics as Prometheus text.
+    pub async fn metrics(&self) -> Result<String> {
+        let metrics = self.get("/metrics").await;
+        metrics.context("reading the apiserver's metrics")
     }
 
     /// Returns all requests that the API server completed before this call, and possibly some later ones.

@@ -30,7 +30,7 @@ use crate::{
     krypton::{InstallCost, SETTLE},
     load, log_progress,
     machine::OtherLoad,
-    name, run_both,
+    name,
     traffic::{Traffic, dedicated_kubeconfig},
 };
 
@@ -127,12 +127,12 @@ impl FloorSetup {
         let limit = install_timeout(count);
         let helm_runs = async {
             xargs_helm.output(limit).await?;
-            Ok(clock.elapsed())
+            Ok::<_, anyhow::Error>(clock.elapsed())
         };
         let waiting = arrivals.wait_for_all(count, clock, limit, |deployment| {
             check_available(deployment, &names)
         });
-        let (helm_ended, arrivals) = run_both(helm_runs, waiting).await?;
+        let (helm_ended, arrivals) = tokio::try_join!(helm_runs, waiting)?;
         let other_cores = other_load.cores(self.known_cpu_seconds()?)?;
         let cpu_seconds = load::children_seconds()? - cpu_before;
         tokio::time::sleep(SETTLE).await;

@@ -29,7 +29,7 @@ use crate::{
     load::{self, CpuTimes, Memory},
     log_progress,
     machine::OtherLoad,
-    name, run_both,
+    name,
     traffic::{Traffic, dedicated_kubeconfig},
 };
 
@@ -265,7 +265,7 @@ impl Setup {
         let waiting = arrivals.wait_for_all(count, clock, install_timeout(count), |tenant| {
             check_ready(tenant, &numbers)
         });
-        let (_, arrivals) = run_both(creating, waiting).await?;
+        let ((), arrivals) = tokio::try_join!(creating, waiting)?;
         let other_cores = other_load.cores(self.known_cpu_seconds()?)?;
         tokio::time::sleep(SETTLE).await;
         let edge = Traffic::read(&self.edge).await?.since(&edge);

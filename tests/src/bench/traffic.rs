@@ -5,7 +5,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result};
-use axum::http::Request;
 use k8s_openapi::api::{
     authentication::v1::TokenRequest, core::v1::ServiceAccount, flowcontrol::v1::FlowSchema,
     rbac::v1::ClusterRoleBinding,
@@ -42,7 +41,7 @@ pub(crate) struct Traffic {
 impl Traffic {
     pub(crate) async fn read(cluster: &Cluster) -> Result<Self> {
         let all = cluster.requests().await?;
-        let own_requests = read_own_requests(&cluster.client()).await?;
+        let own_requests = count_own_requests(&cluster.metrics().await?)?;
         Ok(Self { all, own_requests })
     }
 
@@ -102,7 +101,7 @@ pub(crate) async fn dedicated_kubeconfig(cluster: &Cluster) -> Result<String> {
             }],
         },
     });
-    create(&Api::<FlowSchema>::all(client.clone()), schema).await?;
+    create(&Api::<FlowSchema>::all(client), schema).await?;
 
     let request: TokenRequest = serde_json::from_value(
         json!({"spec": {"audiences": [], "expirationSeconds": TOKEN_SECONDS}}),
@@ -119,7 +118,7 @@ pub(crate) async fn dedicated_kubeconfig(cluster: &Cluster) -> Result<String> {
     let account = client_for(&kubeconfig).await?;
     eventually_within("the FlowSchema to be counted", DEADLINE, async || {
         account.apiserver_version().await?;
-        Ok((read_own_requests(&client).await? > 0).then_some(()))
+        Ok((count_own_requests(&cluster.metrics().await?)? > 0).then_some(()))
     })
     .await?;
     Ok(kubeconfig)
@@ -155,13 +154,6 @@ async fn client_for(kubeconfig: &str) -> Result<Client> {
     Ok(Client::try_from(
         Config::from_custom_kubeconfig(kubeconfig, &options).await?,
     )?)
-}
-
-async fn read_own_requests(client: &Client) -> Result<u64> {
-    let request = Request::get("/metrics")
-        .body(Vec::new())
-        .context("building a request")?;
-    count_own_requests(&client.request_text(request).await?)
 }
 
 fn count_own_requests(metrics: &str) -> Result<u64> {

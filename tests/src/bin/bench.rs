@@ -255,11 +255,3 @@ fn name(number: u32) -> String {
 fn log_progress(progress: &str) {
     eprintln!("bench: {progress}");
 }
-
-/// Runs `work` and `measuring` concurrently. The first error stops both.
-async fn run_both<A, B>(
-    work: impl Future<Output = Result<A>>,
-    measuring: impl Future<Output = Result<B>>,
-) -> Result<(A, B)> {
-    tokio::try_join!(work, measuring)
-}
