@@ -29,18 +29,6 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    pub(crate) fn slowest(&self) -> Duration {
-        self.recovery_times
-            .iter()
-            .max()
-            .copied()
-            .unwrap_or_default()
-    }
-
-    fn total_faults(&self) -> usize {
-        self.faults.values().sum()
-    }
-
     /// Renders a section for docs/contributing/soak.md.
     pub(crate) fn markdown(&self) -> String {
         let mut text = format!(
@@ -53,13 +41,20 @@ impl Summary {
                 hubs => format!("{hubs} hubs"),
             }
         );
+        let mut recovery_times = self.recovery_times.clone();
+        recovery_times.sort();
+        let median = recovery_times.get(recovery_times.len() / 2);
+        let [slowest, median] = [recovery_times.last(), median]
+            .map(|time| time.copied().unwrap_or_default().as_secs_f64());
+        let faults: usize = self.faults.values().sum();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let mut row = |label: &str, value: String| {
             // Writing to a String can't fail.
             writeln!(text, "| {label} | {value} |").ok();
         };
         row("violations", self.violations.len().to_string());
         row("bursts of faults", self.bursts.to_string());
-        row("faults", self.total_faults().to_string());
+        row("faults", faults.to_string());
         row("faults without a target", self.skipped.to_string());
         row("helm runs", self.helm_runs.to_string());
         row("leader changes", self.epoch.to_string());
@@ -67,15 +62,13 @@ impl Summary {
         row(
             "slowest and median time to the expected state",
             format!(
-                "{:.1} s, {:.1} s (limit {} s)",
-                secs(self.slowest()),
-                secs(self.median()),
+                "{slowest:.1} s, {median:.1} s (limit {} s)",
                 self.settle.as_secs()
             ),
         );
         row(
             "highest load average, processors",
-            format!("{:.1}, {}", self.load, processors()),
+            format!("{:.1}, {processors}", self.load),
         );
         for (kind, count) in &self.faults {
             row(kind.description(), count.to_string());
@@ -85,20 +78,6 @@ impl Summary {
         }
         text
     }
-
-    fn median(&self) -> Duration {
-        let mut all = self.recovery_times.clone();
-        all.sort();
-        all.get(all.len() / 2).copied().unwrap_or_default()
-    }
-}
-
-fn secs(duration: Duration) -> f64 {
-    duration.as_secs_f64()
-}
-
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Returns the load average of the last minute.

@@ -131,8 +131,7 @@ impl Stage {
         let values = ValuesFile::new(&values(&message(0)))?;
         let flags = common_hub_flags(&repository, &values);
         let hubs = Hubs::start(&home, hubs, flags).await?;
-        let kubeconfig =
-            fs::read_to_string(two.fault_proxy.kubeconfig()).context("reading a kubeconfig")?;
+        let kubeconfig = read_kubeconfig(&two)?;
         let fleet_client = FleetClient::new(&home);
         fleet_client
             .add_member(Edge::Two.name(), &kubeconfig)
@@ -161,8 +160,7 @@ impl Stage {
 
     /// Returns the hub's kubeconfig of edge-2.
     pub(crate) fn kubeconfig(&self) -> Result<String> {
-        let file = self.site(Edge::Two).fault_proxy.kubeconfig();
-        fs::read_to_string(file).context("reading a kubeconfig")
+        read_kubeconfig(self.site(Edge::Two))
     }
 
     /// Starts another hub after one has ended.
@@ -184,18 +182,13 @@ impl Stage {
     /// waiting for their lock would outlast it.
     pub(crate) fn kill_helms(&self) {
         let folder_of = |daemon: &Daemon| daemon.folder().map(Path::to_owned).ok();
-        let hubs = (self.hubs.all().iter()).filter_map(|running_hub| {
-            running_hub
-                .hub
-                .try_lock()
-                .ok()
-                .and_then(|hub| folder_of(&hub))
+        let hubs = self.hubs.all().iter();
+        let hubs = hubs.filter_map(|running_hub| {
+            let hub = running_hub.hub.try_lock().ok()?;
+            folder_of(&hub)
         });
-        let agent = self
-            .agent
-            .try_lock()
-            .ok()
-            .and_then(|agent| folder_of(&agent));
+        let agent = self.agent.try_lock().ok();
+        let agent = agent.and_then(|agent| folder_of(&agent));
         for folder in hubs.chain(agent) {
             // Helm may have ended in the meantime.
             kill_helm(&folder).ok();
@@ -206,19 +199,12 @@ impl Stage {
     pub(crate) async fn check_running(&self) -> Result<()> {
         for running_hub in self.hubs.all() {
             let context = || format!("{} has ended unexpectedly", running_hub.hub_id.name());
-            running_hub
-                .hub
-                .lock()
-                .await
-                .rss_bytes()
-                .with_context(context)?;
+            let hub = running_hub.hub.lock().await;
+            hub.rss_bytes().with_context(context)?;
         }
-        self.agent
-            .lock()
-            .await
-            .rss_bytes()
-            .context("the agent has ended unexpectedly")?;
-        Ok(())
+        let agent = self.agent.lock().await;
+        let used = agent.rss_bytes();
+        used.map(drop).context("the agent has ended unexpectedly")
     }
 
     /// Waits until both edge clusters have recovered. An error here is not a fault of Krypton.
@@ -282,6 +268,10 @@ impl Stage {
         }
         Ok(())
     }
+}
+
+fn read_kubeconfig(site: &Site) -> Result<String> {
+    fs::read_to_string(site.fault_proxy.kubeconfig()).context("reading a kubeconfig")
 }
 
 /// Returns the chart value `message` of this number.
