@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::{port::Port, process::Invocation, tools::Tools, wait::eventually_within};
+use crate::{folder, port::Port, process::Invocation, tools::Tools, wait::eventually_within};
 
 const KEYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/keys");
 const SMALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
@@ -297,7 +297,7 @@ fn huge_index() -> Body {
 /// Copies the chart under another name, because `helm package` can't rename it.
 fn renamed_copy(folder: &Path, name: &str) -> Result<TempDir> {
     let copy = TempDir::with_prefix("krypton-chart-").context("creating a folder for a chart")?;
-    copy_folder(folder, copy.path()).with_context(|| format!("copying {}", folder.display()))?;
+    folder::copy(folder, copy.path()).with_context(|| format!("copying {}", folder.display()))?;
     let file = copy.path().join("Chart.yaml");
     let chart = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
     let renamed = |line: &str| match line.starts_with("name:") {
@@ -307,20 +307,6 @@ fn renamed_copy(folder: &Path, name: &str) -> Result<TempDir> {
     let chart: String = chart.lines().map(renamed).collect();
     fs::write(&file, chart).with_context(|| format!("writing {}", file.display()))?;
     Ok(copy)
-}
-
-fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            fs::create_dir(&target)?;
-            copy_folder(&entry.path(), &target)?;
-        } else {
-            fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
 }
 
 fn read_files(folder: &Path) -> Result<BTreeMap<String, Bytes>> {

@@ -11,6 +11,7 @@ pub mod collector;
 pub mod daemon;
 pub mod fault_proxy;
 pub mod fleet;
+mod folder;
 pub mod foreign_crd;
 pub mod gate;
 pub mod gitops;

@@ -1,12 +1,12 @@
 //! Simulates a power loss of a control plane, and the restore of etcd data from a snapshot.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use super::{Cluster, Component, Parts, START_DEADLINE, lease::PoolRequest};
-use crate::{port::Port, process::kill_all, wait::eventually_within};
+use crate::{folder, port::Port, process::kill_all, wait::eventually_within};
 
 /// A copy of all etcd data.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Cluster {
         self.kill(&[Component::Etcd])?;
         wait_until_free(&self.etcd_port).await?;
         let data = TempDir::with_prefix("krypton-snapshot-").context("creating a folder")?;
-        copy_folder(&self.folder().join("etcd"), data.path())
+        folder::copy(&self.folder().join("etcd"), data.path())
             .context("copying the data of etcd")?;
         self.spawn(Component::Etcd)?;
         self.wait_ready().await?;
@@ -51,7 +51,7 @@ impl Cluster {
         self.power_off().await?;
         let data = self.folder().join("etcd");
         fs::remove_dir_all(&data).context("removing the data of etcd")?;
-        copy_folder(snapshot.data.path(), &data).context("restoring the data of etcd")?;
+        folder::copy(snapshot.data.path(), &data).context("restoring the data of etcd")?;
         self.power_on().await?;
         self.start_controllers(self.parts).await
     }
@@ -76,18 +76,4 @@ pub(super) async fn wait_until_free(port: &Port) -> Result<()> {
         Ok(port.is_free().then_some(()))
     })
     .await
-}
-
-fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy_folder(&entry.path(), &target)?;
-        } else {
-            fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
 }
