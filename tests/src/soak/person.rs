@@ -38,12 +38,20 @@ const RELEASE_DEADLINE: Duration = Duration::from_secs(20);
 const SMALL_CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/small");
 
 pub(crate) struct UserActions<'a> {
-    pub(crate) site: &'a Site,
-    pub(crate) home: &'a Client,
-    pub(crate) expected_state: &'a ExpectedState,
+    site: &'a Site,
+    home: &'a Client,
+    expected_state: &'a ExpectedState,
 }
 
-impl UserActions<'_> {
+impl<'a> UserActions<'a> {
+    pub(crate) fn new(site: &'a Site, home: &'a Client, expected_state: &'a ExpectedState) -> Self {
+        Self {
+            site,
+            home,
+            expected_state,
+        }
+    }
+
     fn tenants(&self) -> Api<TenantObject> {
         Api::namespaced(self.site.client.clone(), NAMESPACE)
     }
@@ -443,14 +451,4 @@ pub(crate) async fn repeat_lost_actions(users: [UserActions<'_>; 2]) -> Result<u
         repeated += user.repeat_lost_actions().await?;
     }
     Ok(repeated)
-}
-
-impl<'a> UserActions<'a> {
-    pub(crate) fn new(site: &'a Site, home: &'a Client, expected_state: &'a ExpectedState) -> Self {
-        Self {
-            site,
-            home,
-            expected_state,
-        }
-    }
 }
