@@ -106,7 +106,6 @@ impl Collector {
             .tls_config(ServerTlsConfig::new().identity(identity))
             .context("setting up TLS")?;
         let listener = self.port.listen()?;
-        listener.set_nonblocking(true).context("listening")?;
         let listener = TcpListener::from_std(listener).context("listening")?;
         let service = TraceServiceServer::new(SpanReceiver(Arc::clone(&self.spans)));
         let (stop, stopped) = oneshot::channel();

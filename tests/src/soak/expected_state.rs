@@ -42,10 +42,6 @@ impl ExpectedState {
         update(&mut self.0.lock().expected);
     }
 
-    pub(crate) fn is_expected(&self, tenant: Tenant) -> bool {
-        self.0.lock().expected.tenants.contains_key(&tenant)
-    }
-
     pub(crate) fn expected_tenant(&self, tenant: Tenant) -> Option<ExpectedTenant> {
         self.0.lock().expected.tenants.get(&tenant).cloned()
     }

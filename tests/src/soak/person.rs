@@ -378,7 +378,7 @@ impl<'a> UserActions<'a> {
                 let tenant = Tenant(tenant.context("the name of a Tenant is unknown")?);
                 missing.remove(&tenant);
                 ensure!(tenant.edge() == edge, "{name} is on the wrong edge");
-                let is_expected = self.expected_state.is_expected(tenant);
+                let is_expected = self.expected_state.expected_tenant(tenant).is_some();
                 if !is_expected && object.metadata.deletion_timestamp.is_none() {
                     api.delete(&name, &DeleteParams::default()).await?;
                     repeated += 1;
