@@ -1,4 +1,5 @@
-//! The result of a test. An error panics at its `?`, so the message names the line, and processes keep their logs.
+//! The result of a test, and an assertion about texts. An error panics at its `?`, so the message names the line, and
+//! processes keep their logs.
 
 use std::fmt::{self, Debug, Display, Formatter};
 
@@ -18,4 +19,16 @@ impl<E: Display> From<E> for Failed {
     fn from(error: E) -> Self {
         panic!("{error:#}")
     }
+}
+
+/// Asserts that the text contains each of these parts.
+#[macro_export]
+macro_rules! assert_contains {
+    ($text:expr, $($part:expr),+ $(,)?) => {{
+        let text: &str = &$text;
+        $({
+            let part: &str = &$part;
+            assert!(text.contains(part), "{part:?} is missing in: {text}");
+        })+
+    }};
 }

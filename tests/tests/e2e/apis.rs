@@ -16,7 +16,7 @@ use krypton_crds::{
     edge_cluster::{Applied, EdgeCluster, EdgeClusterSpec, EdgeClusterStatus, Mode, TenantCounts},
     tenant::Tenant,
 };
-use krypton_tests::{Cluster, Merge as _, Parts, TestResult, eventually_within};
+use krypton_tests::{Cluster, Merge as _, Parts, TestResult, assert_contains, eventually_within};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
@@ -149,7 +149,7 @@ async fn workspace_cannot_be_changed_once_set() -> TestResult {
     let remove = r#"[{"op":"remove","path":"/spec"}]"#;
     let empty = ["patch", "tn", "acme", "--type=json", "-p", remove];
     let emptied = format!("{:#}", cluster.kubectl(empty).await.unwrap_err());
-    assert!(emptied.contains(no_removal), "{emptied}");
+    assert_contains!(emptied, no_removal);
 
     let stored = tenants.get("acme").await?;
     assert_eq!(stored.workspace(), "acme");

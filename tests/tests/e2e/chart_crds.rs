@@ -5,7 +5,8 @@ use std::fs;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_reconciler::record::RECORD_NAME;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    ChartRepository, ChartSource, Cluster, Mode, Pair, Parts, TestResult, assert_contains,
+    by_agent, eventually,
     fleet::{SYSTEM_NAMESPACE, chart_flags},
 };
 use kube::Api;
@@ -88,7 +89,7 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
     })
     .await?;
     fleet_client.install("made").await?;
-    assert!(fields(pair.cluster()).await.contains("first"));
+    assert_contains!(fields(pair.cluster()).await, "first");
     pair.cluster().apply(widget).await?;
     pair.stop().await?;
 
@@ -101,11 +102,7 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
         fleet_client
             .wait_deployed("made", &release, revision)
             .await?;
-        let field_names = fields(pair.cluster()).await;
-        assert!(
-            field_names.contains(field),
-            "{version} {policy}: {field_names}"
-        );
+        assert_contains!(fields(pair.cluster()).await, field);
         pair.stop().await?;
     }
     let args = ["get", "widgets.example.org", "a", "--namespace=default"];

@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use krypton_tests::{
     AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, STEP_DEADLINE,
-    TestResult, eventually,
+    TestResult, assert_contains, eventually,
     fleet::{CONNECTED, FleetClient},
     home_and_edge,
     membership::join_command,
@@ -187,7 +187,7 @@ async fn start_with_values_of_krypton_operator(
         "ports",
         "autoscaling",
     ] {
-        assert!(output.contains(&format!("\n- {value}: ")), "{output}");
+        assert_contains!(output, format!("\n- {value}: "));
     }
     let mut hub = HubPod::start(home, None).await?;
     hub.hub.wait_ready(STEP_DEADLINE).await?;

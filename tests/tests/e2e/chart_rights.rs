@@ -12,7 +12,7 @@ use krypton_kubectl::{Connection, join_token};
 use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, AuditedRequest, ChartRepository, ChartSource, Cluster, HubPod,
-    OwnChart, Parts, STEP_DEADLINE, ServiceAccountAccess, TestResult, eventually,
+    OwnChart, Parts, STEP_DEADLINE, ServiceAccountAccess, TestResult, assert_contains, eventually,
     fleet::{ALL_READY, CONNECTED, FleetClient},
     held::BlockedTenant,
     membership::bundle_in_namespace,
@@ -520,12 +520,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     let failed = (error.as_str(), "True", "InstallFailed");
     let message = fleet_client.condition_message("acme", &[failed]).await?;
     let helm = &accounts(OwnChart::Hub)[1];
-    for expected_text in ["forbidden", "services", helm.as_str()] {
-        assert!(
-            message.contains(expected_text),
-            "{expected_text:?} is missing in: {message}"
-        );
-    }
+    assert_contains!(message, "forbidden", "services", helm);
 
     // Only requests of Helm's account were denied. The hub continues to work.
     fleet_client.wait_for_renewal().await?;

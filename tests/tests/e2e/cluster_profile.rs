@@ -10,7 +10,7 @@ use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
     Cluster, ForeignCrd, Hub, HubOptions, Parts, STEP_DEADLINE, ServedChart, TestResult, Tools,
-    eventually,
+    assert_contains, eventually,
     fleet::{
         CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED,
         SYSTEM_NAMESPACE, condition,
@@ -279,11 +279,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
         let message = fleet_client
             .member_condition_message("edge-1", &stale)
             .await?;
-        assert!(
-            message.contains("ClusterProfile default/edge-1"),
-            "{message}"
-        );
-        assert!(message.contains(problem), "{message}");
+        assert_contains!(message, "ClusterProfile default/edge-1", problem);
         if problem == PROVIDER {
             at_edge.install("stale").await?;
         }
@@ -386,10 +382,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     let mut hub = start(&[by_profiles]);
     for name in ["edge-1", "edge-2", "edge-3", "edge-4"] {
         let message = reason(name, "AccessProviderNotConfigured").await;
-        assert!(
-            message.contains("--clusterprofile-provider-file"),
-            "{message}"
-        );
+        assert_contains!(message, "--clusterprofile-provider-file");
     }
     hub.stop().await?;
 
@@ -405,24 +398,18 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
         "--insecure-kubeconfig-files=true",
     ]);
     let message = reason("edge-1", "AccessProviderFailed").await;
-    assert!(
-        message.contains("exit code 3; it printed: the vault is sealed"),
-        "{message}"
-    );
+    assert_contains!(message, "exit code 3; it printed: the vault is sealed");
     let message = reason("edge-2", "AccessProviderFailed").await;
-    assert!(message.contains("client-key-data"), "{message}");
+    assert_contains!(message, "client-key-data");
     let message = reason("edge-4", "RemoteClientCreationFailed").await;
-    assert!(message.contains("/nonexistent/ca.crt"), "{message}");
+    assert_contains!(message, "/nonexistent/ca.crt");
     let message = reason("edge-3", "MulticlusterDisabled").await;
-    assert!(
-        message.contains("(unknown)") && message.contains("broken, mismatched, tokens"),
-        "{message}"
-    );
+    assert_contains!(message, "(unknown)", "broken, mismatched, tokens");
     hub.stop().await?;
 
     let mut hub = start(&["--providers=kubeconfig", &file.flag()]);
     let message = reason("edge-1", "AccessProviderNotConfigured").await;
-    assert!(message.contains("--providers"), "{message}");
+    assert_contains!(message, "--providers");
     hub.stop().await?;
 
     home.kubectl(["delete", "crd", CRD]).await?;
@@ -431,7 +418,7 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     let message = fleet_client
         .member_condition_message("edge-1", &unavailable)
         .await?;
-    assert!(message.contains(CRD), "{message}");
+    assert_contains!(message, CRD);
     hub.stop().await?;
 
     // The hub rejects an invalid file at startup, before any other action.
@@ -439,10 +426,6 @@ async fn unreachable_cluster_profile_shows_reason_on_edge_cluster() -> TestResul
     let mut hub = start(&[by_profiles, &file.flag()]);
     assert!(!hub.wait(STEP_DEADLINE).await?.success());
     let log = hub.log()?;
-    assert!(
-        log.contains("$.providers[0].execConfig is missing"),
-        "{log}"
-    );
-    assert!(log.contains("config.json"), "{log}");
+    assert_contains!(log, "$.providers[0].execConfig is missing", "config.json");
     Ok(())
 }

@@ -7,7 +7,8 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Mode, Pair, Scenario, TestResult, by_agent, eventually, fleet::FleetClient, held::BlockedTenant,
+    Mode, Pair, Scenario, TestResult, assert_contains, by_agent, eventually, fleet::FleetClient,
+    held::BlockedTenant,
 };
 use krypton_types::names;
 use kube::api::{DeleteParams, PostParams};
@@ -142,7 +143,7 @@ async fn older_tenant_keeps_release(pair: &Pair) -> TestResult {
     let status = younger.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
-    assert!(message.contains("Tenant older/acme"), "{message}");
+    assert_contains!(message, "Tenant older/acme");
     fleet_client
         .in_namespace("younger")
         .event_message("acme", "ReleaseInUse")
@@ -431,10 +432,7 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     let not_restored = ("Healthy", "False", "TenantsNotRestored");
     let edge_cluster = home.wait_for_member(pair.name(), &[not_restored]).await?;
     let status = serde_json::to_string(&edge_cluster.status)?;
-    assert!(
-        status.contains("deleted: 1;") && status.contains("default/bad"),
-        "{status}"
-    );
+    assert_contains!(status, "deleted: 1;", "default/bad");
 
     // The other Tenants are reconciled. One is deleted, and stays deleted after a restart.
     fleet_client.remove("good").await?;

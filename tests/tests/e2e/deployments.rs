@@ -6,7 +6,7 @@ mod stub_hub;
 use krypton_helm::releases::labels::{OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL};
 use krypton_reconciler::index::CREATOR_LABEL;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Mode, Parts, TestResult, by_agent,
+    ChartRepository, ChartSource, Cluster, Mode, Parts, TestResult, assert_contains, by_agent,
     fleet::FleetClient,
     no_tenants::{assert_no_tenant_crd, reject_tenant_crd},
 };
@@ -194,10 +194,7 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
         .wait_for_readiness(&younger, Truth::False, reason::RELEASE_IN_USE)
         .await;
     let message = &report.state.ready.message;
-    assert!(
-        message.contains("KryptonDeployment accounts/acme"),
-        "{message}"
-    );
+    assert_contains!(message, "KryptonDeployment accounts/acme");
     // Values that differ from the original's cause an upgrade.
     fleet_client.wait_deployed("old", "ced-old", 2).await?;
 

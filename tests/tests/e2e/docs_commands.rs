@@ -17,7 +17,7 @@ use clap::{CommandFactory, Parser};
 use krypton_kubectl::Cli;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, STEP_DEADLINE, TestResult,
-    Tools,
+    Tools, assert_contains,
     fleet::{CONNECTED, FleetClient},
     kubectl_krypton,
     membership::{bundle_in_namespace, kubectl_krypton_path, write_secret},
@@ -396,7 +396,7 @@ async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     let checked = ["check", "--bundle", file.to_str().unwrap()];
     let checked = kubectl_krypton(&story.edge, &checked).await?;
     let reached = format!("✓ the hub responds at {hub_address} ");
-    assert!(checked.contains(&reached), "{checked}");
+    assert_contains!(checked, reached);
     let typed = agent.text.replace("edge-1.yaml", file.to_str().unwrap());
     let options = AgentOptions::new(story.edge.kubeconfig()).args(words(&typed)?.split_off(1));
     let mut agent = Agent::start(&options)?;

@@ -9,7 +9,8 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Condition,
 };
 use krypton_tests::{
-    Cluster, Mode, Pair, Parts, Scenario, ServedChart, TestResult, by_agent, eventually,
+    Cluster, Mode, Pair, Parts, Scenario, ServedChart, TestResult, assert_contains, by_agent,
+    eventually,
     fleet::{ALL_READY, FleetClient},
 };
 use krypton_types::names;
@@ -151,10 +152,7 @@ async fn drift_is_corrected_without_revision_sparing_foreign_fields(mode: Mode) 
     acme.wait_for_field("deployment", IMAGE, OWN_IMAGE).await;
     let message = fleet_client.event_message("acme", "DriftHealed").await?;
     let field = "/spec/template/spec/containers/0/image";
-    assert!(
-        message.contains(field) && message.contains("kubectl"),
-        "{message}"
-    );
+    assert_contains!(message, field, "kubectl");
     acme.delete("configmap").await;
     acme.wait_for_field("configmap", "/data/message", "hello")
         .await;
@@ -234,10 +232,7 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
     let names_field = |message: &str| message.contains("; drift: ") && message.contains(field);
     wait_for_condition(&fleet_client, "acme", &ready, names_field).await;
     let message = fleet_client.event_message("acme", "DriftDetected").await?;
-    assert!(
-        message.contains(field) && message.contains("kubectl"),
-        "{message}"
-    );
+    assert_contains!(message, field, "kubectl");
     let ignore = names::DRIFT_IGNORE_ANNOTATION;
     let rule = "Deployment:/spec/template/spec/containers/*/image";
     fleet_client.annotate("acme", ignore, rule).await?;
@@ -338,8 +333,7 @@ async fn adopted_release_is_healed_after_its_own_revision(mode: Mode) -> TestRes
     ];
     let refused = fleet_client.wait_for("stray", &refused).await?;
     let message = refused.status.unwrap().last_message.unwrap();
-    assert!(message.contains(&stray), "{message}");
-    assert!(message.contains("mesh.openkcm.io/adopt=true"), "{message}");
+    assert_contains!(message, stray, "mesh.openkcm.io/adopt=true");
     let log = pair.actor()?.log()?;
     assert!(!log.contains("running helm"), "{log}");
 

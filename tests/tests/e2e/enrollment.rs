@@ -25,7 +25,7 @@ use krypton_proto::v1::enrollment_server::Enrollment as _;
 use krypton_proto::v1::{EnrollRequest, EnrollResponse};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_tests::{Merge as _, TestResult, eventually_within};
+use krypton_tests::{Merge as _, TestResult, assert_contains, eventually_within};
 use krypton_types::ca_rotation::{self, BlockReason, RotationPhase, RotationStage};
 use krypton_types::join_info::{JoinInfo, NAME as JOIN_INFO};
 use krypton_types::join_token::{Caller, LABEL as TOKEN_LABEL};
@@ -133,7 +133,7 @@ async fn ca_is_created_once_and_unreadable_one_kept() -> TestResult {
 
     let error = Authority::load_or_create(client, "nowhere", "a.krypton").await;
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("nowhere/krypton-hub-ca"), "{error}");
+    assert_contains!(error, "nowhere/krypton-hub-ca");
     Ok(())
 }
 

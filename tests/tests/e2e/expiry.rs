@@ -14,7 +14,7 @@ use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock::wall;
 use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts, STEP_DEADLINE, TestResult,
+    Cluster, Hub, HubOptions, Parts, STEP_DEADLINE, TestResult, assert_contains,
     fleet::{CONNECTED, FleetClient, HUB_NAMESPACE},
 };
 use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
@@ -102,20 +102,16 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
         .wait_for_member("edge-1", &[SOON, CONNECTED])
         .await?;
     let shown_status = serde_json::to_string(&shown_status.status)?;
-    assert!(
-        shown_status.contains("kubectl krypton join edge-1"),
-        "{shown_status}"
-    );
+    assert_contains!(shown_status, "kubectl krypton join edge-1");
     let message = fleet_client.event_message("edge-1", SOON.2).await?;
-    assert!(message.contains("kubectl krypton join edge-1"), "{message}");
+    assert_contains!(message, "kubectl krypton join edge-1");
     let metrics = hub.metrics().await?;
-    for line in [
+    assert_contains!(
+        metrics,
         "krypton_hub_agent_certificate_expiry_timestamp_seconds{member=\"edge-1\"} ",
         "krypton_hub_certificate_expiry_timestamp_seconds{certificate=\"hub\"} ",
         "krypton_hub_certificate_expiry_timestamp_seconds{certificate=\"ca\"} ",
-    ] {
-        assert!(metrics.contains(line), "{line}: {metrics}");
-    }
+    );
 
     hub.stop().await?;
     let mut hub = Hub::start(&options.clone().on_port_of(&hub))?;

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use krypton_kubectl::ExitCode;
 use krypton_tests::{
-    Merge as _, Mode, Pair, Scenario, TestResult, by_agent, eventually,
+    Merge as _, Mode, Pair, Scenario, TestResult, assert_contains, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE},
     membership::run_kubectl_krypton,
 };
@@ -25,8 +25,7 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     }
     let retried = "next: it is retried at ";
     let failed = wait_for_explanation(&pair, &ACME, ExitCode::NotReady, retried).await?;
-    assert!(failed.contains("✗ InstallFailed: "), "{failed}");
-    assert!(failed.contains("because it must"), "{failed}");
+    assert_contains!(failed, "✗ InstallFailed: ", "because it must");
     let retry_time = failed.split("retried at ").nth(1).unwrap();
     let (retry_time, rest) = retry_time.split_once(' ').unwrap();
     assert!(rest.starts_with("(in "), "{failed}");
@@ -35,10 +34,7 @@ async fn explain_names_cause_retry_and_silent_reporter(mode: Mode) -> TestResult
     chart.write("replicaCount: 0")?;
     let healthy = wait_for_explanation(&pair, &ACME, ExitCode::Success, "✓ Installed: ").await?;
     assert!(!healthy.contains("next: "), "{healthy}");
-    assert!(
-        healthy.contains("✓ it has applied the current desired state "),
-        "{healthy}"
-    );
+    assert_contains!(healthy, "✓ it has applied the current desired state ");
 
     let member = ["cluster", pair.name()];
     let counted = "✓ 1 of 1 Tenants are Ready";

@@ -1,7 +1,7 @@
 //! Verifies members: discovery by Secrets, kubeconfig rotation, and duplicates.
 
 use krypton_tests::{
-    Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, by_agent,
+    Hub, HubOptions, Membership, Mode, Parts, ServedChart, TestResult, assert_contains, by_agent,
     fleet::{ALL_READY, CONNECTED, ExpectedCondition, FleetClient, HEALTHY, RESOLVED},
     home_and_edge,
 };
@@ -38,10 +38,7 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
         let message = fleet_client
             .member_condition_message(name, &[double])
             .await?;
-        assert!(
-            message.contains(&format!("member {other} represents")),
-            "{message}"
-        );
+        assert_contains!(message, format!("member {other} represents"));
     }
 
     at_edge.install("acme").await?;
@@ -63,6 +60,6 @@ async fn older_of_duplicate_members_acts_alone(mode: Mode) -> TestResult {
         assert!(releases.keys().eq([&only]), "{releases:?}");
     }
     fleet_client.wait_for_member("edge-b", &healthy).await?;
-    assert!(hub.log()?.contains("DuplicateCluster"));
+    assert_contains!(hub.log()?, "DuplicateCluster");
     Ok(())
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
-    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, TestResult, eventually,
+    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, TestResult, assert_contains, eventually,
     fleet::{FleetClient, ValuesFile, chart_flags, values_flag},
     gate,
 };
@@ -195,7 +195,7 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
     remove("acme").await;
     assert!(is_there().await, "a Certificate exists");
     let message = fleet_client.event_message("acme", "CrdsStay").await?;
-    assert!(message.contains("Certificate default/theirs"), "{message}");
+    assert_contains!(message, "Certificate default/theirs");
 
     install("acme").await;
     cluster

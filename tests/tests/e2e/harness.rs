@@ -8,7 +8,7 @@ use krypton_tests::{
     AnsweringProxy, Cluster, FalseResponse, Parts, ResponseFault, ServiceAccountAccess, TestResult,
     Tools,
     answering_proxy::ALL_VERBS,
-    eventually_within,
+    assert_contains, eventually_within,
     process::{ChildProcess, Invocation},
 };
 use kube::{
@@ -252,10 +252,7 @@ async fn timeout_error_shows_last_state() {
     .await
     .expect_err("never answered");
     let message = format!("{missed:#}");
-    assert!(
-        message.contains("the answer") && message.contains("phase is Pending"),
-        "{message}"
-    );
+    assert_contains!(message, "the answer", "phase is Pending");
     assert!(looks > 1);
 }
 
@@ -267,6 +264,6 @@ async fn ended_process_is_reported_with_log() -> TestResult {
     let status = process.wait(MINUTE).await?;
     assert!(!status.success());
     let message = format!("{:#}", process.check_running().expect_err("it has ended"));
-    assert!(message.contains("no-such-flag"), "{message}");
+    assert_contains!(message, "no-such-flag");
     Ok(())
 }

@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Result, bail};
 use krypton_tests::{
     Cluster, Hub, HubOptions, Mode, Parts, STEP_DEADLINE, Scenario, ServedChart, TestResult, Tools,
+    assert_contains,
     fleet::{FleetClient, condition},
 };
 use serde_json::json;
@@ -49,7 +50,7 @@ async fn wait_for_condition(
     let expected = (error, "True", reason);
     let message = fleet_client.condition_message("acme", &[expected]).await?;
     for part in parts {
-        assert!(message.contains(part), "{part:?} is missing in {message:?}");
+        assert_contains!(message, part);
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use krypton_tests::{
     AnsweringProxy, Cluster, FalseResponse, Hub, HubOptions, Parts, ResponseFault, STEP_DEADLINE,
     ServedChart, TestResult,
     answering_proxy::{READ_VERBS, Verb},
+    assert_contains,
     fleet::{FleetClient, HEALTHY},
     home_and_edge,
 };
@@ -76,7 +77,7 @@ async fn bombs_and_endless_answers_concern_their_own_member() -> TestResult {
     let error = format!("ClusterError/{EDGE}");
     let expected = (error.as_str(), "True", "InstallFailed");
     let message = fleet_client.condition_message("edgy", &[expected]).await?;
-    assert!(message.contains("MiB of memory"), "{message}");
+    assert_contains!(message, "MiB of memory");
     fleet.check_others_served("acme").await?;
     fleet.check_end("edgy").await?;
     fleet.at_home.wait_for_member(EDGE, &[HEALTHY]).await?;

@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Hub, HubOptions, Mode, Pair, Parts, ServedChart, TestResult, eventually, eventually_within,
-    fleet::FleetClient, home_and_edge,
+    Hub, HubOptions, Mode, Pair, Parts, ServedChart, TestResult, assert_contains, eventually,
+    eventually_within, fleet::FleetClient, home_and_edge,
 };
 use krypton_types::names;
 use kube::{
@@ -93,9 +93,7 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() -> TestResult {
     let options = HubOptions::new(&missing).env("HELM_REPOSITORY_CONFIG", &file(&list));
     let (exit_code, log) = startup_failure(&options).await?;
     assert_eq!(exit_code, Some(1), "{log}");
-    for text in ["list.yaml", "helm repo add", "HELM_REPOSITORY_CONFIG"] {
-        assert!(log.contains(text), "{text}: {log}");
-    }
+    assert_contains!(log, "list.yaml", "helm repo add", "HELM_REPOSITORY_CONFIG");
     Ok(())
 }
 
@@ -139,12 +137,8 @@ async fn invalid_kubeconfig_secret_is_reported_without_affecting_others() -> Tes
         let message = fleet_client
             .member_condition_message(name, &invalid)
             .await?;
-        assert!(message.contains(word), "{name}: {message}");
-        assert!(
-            message.contains(&format!("default/{name}")),
-            "{name}: {message}"
-        );
-        assert!(hub.log()?.contains(word), "{name}");
+        assert_contains!(message, word, format!("default/{name}"));
+        assert_contains!(hub.log()?, word);
     }
     let member = fleet_client
         .wait_for_member("good", &[("Healthy", "True", "Reconciling")])
@@ -246,12 +240,9 @@ async fn invalid_tenant_is_reported_without_affecting_others() -> TestResult {
     let event = fleet_client
         .event_message("unreadable", "TenantInvalid")
         .await?;
-    assert!(
-        event.contains("until it is corrected") && event.contains("a string"),
-        "{event}"
-    );
+    assert_contains!(event, "until it is corrected", "a string");
     let log = pair.actor()?.log()?;
-    assert!(log.contains("unreadable"), "{log}");
+    assert_contains!(log, "unreadable");
     let releases = fleet_client.releases().await?;
     assert_eq!(
         releases.into_keys().collect::<Vec<_>>(),

@@ -10,7 +10,7 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::Secret;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Merge as _, Mode, Parts, STEP_DEADLINE,
-    TestResult, eventually,
+    TestResult, assert_contains, eventually,
     fleet::{FleetClient, SYSTEM_NAMESPACE},
     join_bundle,
     port::Port,
@@ -47,7 +47,7 @@ impl JoiningEdge {
         let log = agent.log().unwrap();
         assert!(!status.success(), "{log}");
         for text in texts {
-            assert!(log.contains(text), "{text:?} is missing in: {log}");
+            assert_contains!(log, text);
         }
     }
 }

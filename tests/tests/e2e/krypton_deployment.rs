@@ -7,7 +7,7 @@ use krypton_crds::krypton_deployment::{
     DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus,
 };
 use krypton_tests::{
-    Merge as _, Mode, TestResult, by_agent, eventually,
+    Merge as _, Mode, TestResult, assert_contains, by_agent, eventually,
     fleet::{FleetClient, condition},
     kstatus, kubectl_krypton,
     no_tenants::assert_no_tenant_crd,
@@ -57,7 +57,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     regions.wait_for(key, resolved).await;
     let explain = ["explain", "deployment", key.1, "-n", key.0];
     let explained = kubectl_krypton(&regions.home, &explain).await?;
-    assert!(explained.contains("✓ Deployed: "), "{explained}");
+    assert_contains!(explained, "✓ Deployed: ");
     let reasons = [
         "AccountValidated",
         "FinalizerAdded",
@@ -216,7 +216,7 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
         .wait_for(key, ("Ready", "False", "HelmFailed"))
         .await;
     let line = failed.status.clone().unwrap().last_message.unwrap();
-    assert!(line.contains("revision 2 keeps running"), "{line}");
+    assert_contains!(line, "revision 2 keeps running");
     assert_eq!(phase_of(failed), Some(DeploymentPhase::Error));
     regions
         .wait_for_events(key.0, key.1, &["HelmDeployFailed"])
@@ -272,10 +272,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     regions.create("kube-public", "acme", paris.clone()).await;
     let younger = regions.wait_for(("kube-public", "acme"), in_use).await;
     let line = younger.status.unwrap().last_message.unwrap();
-    assert!(
-        line.contains("belongs to KryptonDeployment default/acme"),
-        "{line}"
-    );
+    assert_contains!(line, "belongs to KryptonDeployment default/acme");
     regions
         .create("default", "too.many.dots", paris.clone())
         .await;

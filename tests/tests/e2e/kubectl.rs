@@ -18,7 +18,8 @@ use krypton_kubectl::ExitCode::{
 use krypton_runtime::clock;
 use krypton_tests::{
     AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart, Parts,
-    STEP_DEADLINE, Scenario, ServiceAccountAccess, TestResult, Tools, by_agent, eventually,
+    STEP_DEADLINE, Scenario, ServiceAccountAccess, TestResult, Tools, assert_contains, by_agent,
+    eventually,
     fleet::{FleetClient, HUB_NAMESPACE, condition},
     kubectl_krypton,
     membership::{enrolled_agent, kubectl_krypton_path, run_kubectl_krypton},
@@ -57,7 +58,7 @@ async fn paused_tenant_stands_still_and_leaving_uninstalls(mode: Mode) -> TestRe
     fleet_client.wait_for("acme", &[paused]).await?;
     assert_eq!(fleet_client.revisions("acme", &release).await?, one);
     let output = at_member("resync").await;
-    assert!(output.contains("is reconciled again"), "{output}");
+    assert_contains!(output, "is reconciled again");
     assert_eq!(fleet_client.revisions("acme", &release).await?, one);
     at_member("resume").await;
     fleet_client.wait_deployed("acme", &release, 2).await?;
@@ -174,7 +175,7 @@ async fn kubectl_plugin_reports_exit_codes_changes_and_completions() -> TestResu
         let kubectl = Invocation::new(Tools::find()?.binary("kubectl"));
         let kubectl = with_path(kubectl.arg("krypton").args(words), folder.path());
         let listed = kubectl.output(DEADLINE).await?;
-        assert!(listed.contains("edge-3"), "{listed}");
+        assert_contains!(listed, "edge-3");
     }
     let kinds = completed(&["get", "cl"]).await;
     assert!(kinds.starts_with("clusters"), "{kinds}");
@@ -309,7 +310,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
     let _kubelet = Kubelet::start(&home, &[pod]).await?;
     let role_accounts = role_accounts(&home).await?;
     let versions = kubectl_krypton(&home, &["version", "--hub-namespace", HUB_NAMESPACE]).await?;
-    assert!(versions.contains("\nhub 0.1.0 "), "{versions}");
+    assert_contains!(versions, "\nhub 0.1.0 ");
     let folder = tempfile::tempdir()?;
     for (command, expected) in RIGHTS {
         // The user with the fewest rights comes first.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use krypton_tests::{
     Agent, AgentOptions, ChartRepository, ChartSource, Cluster, HubPod, Merge as _, OwnChart,
-    Parts, PodName, STEP_DEADLINE, ServicePort, TestResult, eventually,
+    Parts, PodName, STEP_DEADLINE, ServicePort, TestResult, assert_contains, eventually,
     fleet::{CONNECTED, FleetClient},
     membership::{bundle_in_namespace, write_secret},
 };
@@ -146,10 +146,7 @@ async fn joined_agent(stage: &LabelledHubs, edge: &Cluster) -> TestResult<Agent>
     let namespace = OwnChart::Hub.namespace();
     let bundle = bundle_in_namespace(&stage.home, namespace, EDGE).await?;
     let address = stage.port.address().to_string();
-    assert!(
-        bundle.contains(&address),
-        "{address} is missing in: {bundle}"
-    );
+    assert_contains!(bundle, address);
     write_secret(&file, &bundle)?;
     let options = AgentOptions::new(edge.kubeconfig()).join_file(&file);
     let mut agent = Agent::start(&options)?;

@@ -1,6 +1,8 @@
 //! Shows that mutually untrusted Tenants are confined to a namespace and a service account each.
 
-use krypton_tests::{Cluster, Mode, Scenario, TestResult, by_agent, fleet::FleetClient};
+use krypton_tests::{
+    Cluster, Mode, Scenario, TestResult, assert_contains, by_agent, fleet::FleetClient,
+};
 use serde_json::{Value, json};
 
 use crate::attacks::workspace::Editor;
@@ -70,10 +72,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     let other = json!({"workspace": TEAMS[1]});
     let message =
         wait_for_failure(&fleet_client, member, "raid", other, "NamespaceNotOwned").await?;
-    assert!(
-        message.contains("mesh.openkcm.io/adopt=team-a/raid"),
-        "{message}"
-    );
+    assert_contains!(message, "mesh.openkcm.io/adopt=team-a/raid");
     let with = |values: Value| json!({"workspace": TEAMS[0], "values": values});
     let cases = [
         ("elsewhere", with(json!({"elsewhere": TEAMS[1]}))),
@@ -86,11 +85,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     ];
     for (name, spec) in cases {
         let message = wait_for_failure(&fleet_client, member, name, spec, "InstallFailed").await?;
-        assert!(message.contains("forbidden"), "{name}: {message}");
-        assert!(
-            message.contains("system:serviceaccount:team-a:"),
-            "{name}: {message}"
-        );
+        assert_contains!(message, "forbidden", "system:serviceaccount:team-a:");
     }
     for object in [
         &["configmap", "beyond", "-n", TEAMS[1]][..],

@@ -2,7 +2,8 @@
 
 use krypton_tests::{
     AgentOptions, Daemon, Hub, HubOptions, Parts, STEP_DEADLINE, ServedChart, TestResult,
-    eventually, fleet::FleetClient, home_and_edge, kubectl_krypton, membership::enrolled_agent,
+    assert_contains, eventually, fleet::FleetClient, home_and_edge, kubectl_krypton,
+    membership::enrolled_agent,
 };
 use serde_json::{Value, json};
 
@@ -114,7 +115,7 @@ async fn log_lines_identify_tenant_and_level_changes_live() -> TestResult {
     let expected = format!("{}: info\n", agent.debug_address());
     assert_eq!(level(&[]).await?, expected);
     let refused = format!("{:#}", level(&["loud"]).await.unwrap_err());
-    assert!(refused.contains("loud"), "{refused}");
+    assert_contains!(refused, "loud");
     let set = level(&["debug", "--for=24h"]).await?;
     assert!(
         set.contains(": debug until ") && set.ends_with(", then info\n"),

@@ -13,8 +13,8 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, STEP_DEADLINE, TestResult, eventually,
-    eventually_within,
+    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, STEP_DEADLINE, TestResult,
+    assert_contains, eventually, eventually_within,
     fleet::{
         CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED, condition,
     },
@@ -86,7 +86,7 @@ async fn cluster_api_member_waits_for_initialisation_and_pauses() -> TestResult 
         .await;
 
         let waiting = fleet.condition_message(NOT_READY).await?;
-        assert!(waiting.contains("not initialised"), "{waiting}");
+        assert_contains!(waiting, "not initialised");
         cluster.merge_status(initialised(true)).await;
         fleet_client.wait_for_member(EDGE, &WELL).await?;
         let member = fleet_client.members();
@@ -152,7 +152,7 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
     let status = |status: &str| json!({"kubernetesResources": {"version": {"status": status}}});
     plane.merge_status(status("Provisioning")).await;
     let waiting = fleet.condition_message(NOT_READY).await?;
-    assert!(waiting.contains("Provisioning"), "{waiting}");
+    assert_contains!(waiting, "Provisioning");
 
     let name = format!("{EDGE}-admin-kubeconfig");
     let kubeconfig = fleet.edge.kubeconfig_with_token();
@@ -207,10 +207,7 @@ async fn ready_kamaji_member_joins_and_suspends_with_status() -> TestResult {
         .wait_for_member(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
     let message = fleet.condition_message(INVALID).await?;
-    assert!(
-        message.contains("admin.svc") && message.contains(&name),
-        "{message}"
-    );
+    assert_contains!(message, "admin.svc", name);
     let next = fleet.edge.kubeconfig_with_next_token();
     let data = [("admin.conf", ""), ("admin.svc", next.as_str())];
     apply_secret(client, FLEET, secret(&name, "Opaque", source_label, &data)).await;
@@ -259,7 +256,7 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
         .wait_for_member(EDGE, &[INVALID, CONNECTED, HEALTHY])
         .await?;
     let message = fleet.condition_message(INVALID).await?;
-    assert!(message.contains("edge-1.kubeconfig"), "{message}");
+    assert_contains!(message, "edge-1.kubeconfig");
     fleet_client.wait_for_member(spare, &[INVALID]).await?;
     fleet.install("while-bad").await;
 
@@ -336,7 +333,7 @@ async fn failing_sources_affect_no_other_provider() -> TestResult {
         fleet_client.wait_for_member(member, &[UNREACHABLE]).await?;
     }
     let taken = fleet_client.event_message(EDGE, "NameTaken").await?;
-    assert!(taken.contains("Cluster fleet/edge-1"), "{taken}");
+    assert_contains!(taken, "Cluster fleet/edge-1");
 
     write_file(folder.path(), "site.yaml", "apiVersion: v1\nkind: Conf");
     fleet_client.wait_for_member("site", &[INVALID]).await?;
@@ -430,15 +427,12 @@ async fn member_from_another_namespace_waits_until_accepted() -> TestResult {
     ];
     fleet_client.wait_for_member(EDGE, &not_accepted).await?;
     let message = fleet_client.event_message(EDGE, "NotAccepted").await?;
-    assert!(
-        message.contains("kubectl krypton accept edge-1"),
-        "{message}"
-    );
+    assert_contains!(message, "kubectl krypton accept edge-1");
     fleet.wait_for_hub_renewals().await;
     assert_eq!(fleet.hub_requests().await, [] as [String; 0]);
 
     let output = kubectl_krypton(&fleet.home, &["accept", EDGE]);
-    assert!(output.await?.contains("edge-1 accepted"));
+    assert_contains!(output.await?, "edge-1 accepted");
     fleet_client.wait_for_member(EDGE, &WELL).await?;
     fleet.install("before").await;
 

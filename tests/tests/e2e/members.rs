@@ -6,7 +6,7 @@ use axum::http::HeaderMap;
 use axum::routing::any;
 use krypton_tests::{
     Cluster, Gate, Hub, HubOptions, Mode, Parts, STEP_DEADLINE, Scenario, ServedChart, TestResult,
-    eventually,
+    assert_contains, eventually,
     fleet::{CONNECTED, FleetClient, HEALTHY, RESOLVED},
     gate, home_and_edge,
     port::Port,
@@ -159,8 +159,7 @@ async fn rejected_or_removed_kubeconfig_uninstalls_nothing(
     let message = fleet_client
         .member_condition_message("edge-1", &expected)
         .await?;
-    assert!(message.contains("default/edge-1"), "{message}");
-    assert!(message.contains("exec"), "{message}");
+    assert_contains!(message, "default/edge-1", "exec");
     at_edge.install("before").await?;
     fleet_client
         .add_member("edge-1", &edge.kubeconfig_with_token())

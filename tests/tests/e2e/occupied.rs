@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Secret};
 use krypton_tests::{
-    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, by_agent,
+    ChartRepository, ChartSource, Mode, Pair, Parts, TestResult, assert_contains, by_agent,
     fleet::{FleetClient, chart_flags},
 };
 use kube::api::PostParams;
@@ -110,7 +110,7 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     ] {
         check_namespace_stays(&fleet_client, name).await;
         let message = fleet_client.event_message(name, "WorkspaceKept").await?;
-        assert!(message.contains(expected), "{message}");
+        assert_contains!(message, expected);
     }
     for name in ["shared", "kept"] {
         let release = pair.release(name);

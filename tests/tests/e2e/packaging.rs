@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use krypton_tests::{Cluster, ForeignCrd, OwnChart, Parts, TestResult, Tools, process::Invocation};
+use krypton_tests::{
+    Cluster, ForeignCrd, OwnChart, Parts, TestResult, Tools, assert_contains, process::Invocation,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -129,15 +131,8 @@ async fn unknown_or_mistyped_chart_value_is_rejected() {
             ("--set=logFormat=xml", "logFormat"),
             ("--set=extraArgs=--x", "extraArgs"),
         ] {
-            let refused = helm.template(chart, &[set]).await;
-            let Err(error) = refused else {
-                panic!("{} takes {set}", chart.name());
-            };
-            let error = format!("{error:#}");
-            assert!(
-                error.contains("schema") && error.contains(expected_text),
-                "{set}: {error}"
-            );
+            let error = helm.template(chart, &[set]).await.expect_err(set);
+            assert_contains!(format!("{error:#}"), "schema", expected_text);
         }
     }
 }
@@ -155,10 +150,7 @@ async fn hub_chart_requires_the_fleets_chart() {
         ),
     ] {
         let error = helm.template(OwnChart::Hub, &set).await.unwrap_err();
-        assert!(
-            format!("{error:#}").contains(expected_text),
-            "{set:?}: {error:#}"
-        );
+        assert_contains!(format!("{error:#}"), expected_text);
     }
     for set in [
         vec![repo, "--set=chart.name=small"],
@@ -259,10 +251,7 @@ async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
     ] {
         let args = ["-f", values, "--set", &set];
         let error = helm.template(OwnChart::Hub, &args).await.unwrap_err();
-        assert!(
-            format!("{error:#}").contains(expected_text),
-            "{set}: {error:#}"
-        );
+        assert_contains!(format!("{error:#}"), expected_text);
     }
     // The installation of rights alone contains no file.
     let rights = [
@@ -315,7 +304,7 @@ async fn disabled_alert_is_omitted_and_unknown_one_rejected() -> TestResult {
             assert!(remaining.iter().all(|rule| text(rule, "/alert") != name));
         }
         let refused = rendered("\"KryptonHubUp\"").await.unwrap_err();
-        assert!(format!("{refused:#}").contains("KryptonHubUp"));
+        assert_contains!(format!("{refused:#}"), "KryptonHubUp");
     }
     Ok(())
 }
@@ -555,10 +544,7 @@ async fn apiserver_accepts_rendered_objects_and_restricted_pods() -> TestResult 
             lax["spec"]["securityContext"] = json!({});
             lax["spec"]["containers"][0]["securityContext"] = json!({});
             let refused = dry_run(&lax.to_string()).await.unwrap_err();
-            assert!(
-                format!("{refused:#}").contains("violates PodSecurity"),
-                "{refused:#}"
-            );
+            assert_contains!(format!("{refused:#}"), "violates PodSecurity");
             checked += 1;
         }
     }

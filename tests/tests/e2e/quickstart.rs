@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Result;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, HubPod, Parts, TestResult, eventually,
+    ChartRepository, ChartSource, Cluster, HubPod, Parts, TestResult, assert_contains, eventually,
     fleet::FleetClient, kubeconfig, membership::kubectl_krypton_path, process::Invocation,
 };
 use tempfile::TempDir;
@@ -106,7 +106,7 @@ async fn quickstart_sets_up_hub_and_tenant_twice() -> TestResult {
     let values = cluster
         .helm(&["get", "values", "krypton-hub", "-n", "krypton"])
         .await?;
-    assert!(values.contains("name: small"), "{values}");
+    assert_contains!(values, "name: small");
 
     let delete = kind.quickstart(&cluster, &["--delete"])?;
     let deleted = delete.output(DEADLINE).await?;

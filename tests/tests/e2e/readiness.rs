@@ -3,7 +3,8 @@
 
 use anyhow::{Context, Result, bail};
 use krypton_tests::{
-    ChartSource, Cluster, Mode, Pair, Scenario, TestResult, argo_health, by_agent, eventually,
+    ChartSource, Cluster, Mode, Pair, Scenario, TestResult, argo_health, assert_contains, by_agent,
+    eventually,
     fleet::{FleetClient, condition},
     kstatus,
 };
@@ -143,9 +144,7 @@ async fn kstatus_is_current_only_once_ready(mode: Mode) -> TestResult {
     assert_eq!(condition(&conditions, "Ready").unwrap().status, "True");
     let refused = deliver(cluster, &chart, ("gamma", "kube-system"), "170s").await;
     let error = format!("{:#}", refused.unwrap_err());
-    for text in ["status: Failed", "NamespaceNotOwned"] {
-        assert!(error.contains(text), "{error}");
-    }
+    assert_contains!(error, "status: Failed", "NamespaceNotOwned");
     assert_derived((cluster, "tenant", "gamma"), "Failed", "Degraded").await?;
 
     // No process gives new objects a status, or takes a change in.
@@ -153,7 +152,7 @@ async fn kstatus_is_current_only_once_ready(mode: Mode) -> TestResult {
     let cluster = pair.cluster();
     let waited = deliver(cluster, &chart, ("delta", "delta"), "5s").await;
     let error = format!("{:#}", waited.unwrap_err());
-    assert!(error.contains("default/delta not ready"), "{error}");
+    assert_contains!(error, "default/delta not ready");
     let other = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
         "kind": "EdgeCluster",

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
-    STEP_DEADLINE, ServedChart, TestResult,
+    STEP_DEADLINE, ServedChart, TestResult, assert_contains,
     fleet::{CONNECTED, FleetClient, HEALTHY},
     in_both_modes, join_bundle,
     membership::replacement_bundle,
@@ -61,14 +61,11 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
         let mut agent = Agent::start(&options)?;
         agent.wait(STEP_DEADLINE).await?;
         let log = agent.log()?;
-        assert!(
-            log.contains("kubectl krypton join edge-1 --replace"),
-            "{log}"
-        );
+        assert_contains!(log, "kubectl krypton join edge-1 --replace");
         let message = fleet_client
             .event_message("edge-1", "EnrollmentRefused")
             .await;
-        assert!(message?.contains("--replace"));
+        assert_contains!(message?, "--replace");
     } else {
         fleet_client
             .add_member("edge-1", &rebuilt.kubeconfig_with_token())
@@ -76,10 +73,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
         let changed = ("Healthy", "False", "ClusterIdentityChanged");
         let status = fleet_client.wait_for_member("edge-1", &[changed]).await?;
         let status = serde_json::to_string(&status)?;
-        assert!(
-            status.contains("kubectl krypton join edge-1 --replace"),
-            "{status}"
-        );
+        assert_contains!(status, "kubectl krypton join edge-1 --replace");
         assert_eq!(at_rebuilt.namespace("krypton-system").await?, None);
     }
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use krypton_tests::{
-    ChartSource, Mode, Pair, Parts, Scenario, ServedChart, TestResult, eventually,
+    ChartSource, Mode, Pair, Parts, Scenario, ServedChart, TestResult, assert_contains, eventually,
     fleet::FleetClient,
 };
 use krypton_types::names;
@@ -129,13 +129,13 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
     };
     admit("no-finalizers", "acme").await;
     let message = fleet_client.event_message("acme", "WorkspaceCreateFailed");
-    assert!(message.await?.contains("no-workspace here"));
+    assert_contains!(message.await?, "no-workspace here");
     admit("no-workspace", "acme").await;
     fleet_client.wait_ready("acme").await?;
 
     fleet_client.create("beta", json!({})).await?;
     let message = fleet_client.event_message("beta", "StatusUpdateFailed");
-    assert!(message.await?.contains("no-status here"));
+    assert_contains!(message.await?, "no-status here");
     admit("no-status", "beta").await;
     fleet_client.wait_ready("beta").await?;
     Ok(())

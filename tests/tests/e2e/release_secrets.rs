@@ -6,7 +6,9 @@ use k8s_openapi::{
     ByteString,
     api::core::v1::{ConfigMap, Secret},
 };
-use krypton_tests::{Merge as _, Mode, Scenario, TestResult, eventually, fleet::FleetClient};
+use krypton_tests::{
+    Merge as _, Mode, Scenario, TestResult, assert_contains, eventually, fleet::FleetClient,
+};
 use krypton_types::names;
 use kube::{
     Api, ResourceExt,
@@ -132,9 +134,7 @@ async fn unreadable_only_revision_blocks_deletion_until_orphaned() -> TestResult
     pair.start_actor_again()?;
     let failed = (error.as_str(), "True", "UninstallFailed");
     let message = fleet_client.condition_message("acme", &[failed]).await?;
-    for part in [release.as_str(), names::ORPHAN_ANNOTATION] {
-        assert!(message.contains(part), "{message}");
-    }
+    assert_contains!(message, release, names::ORPHAN_ANNOTATION);
     fleet_client
         .annotate("acme", names::ORPHAN_ANNOTATION, "true")
         .await?;

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::Secret;
 use krypton_helm::releases::record::RECORD_LABEL;
 use krypton_tests::{
-    Mode, Pair, Scenario, ServedChart, TestResult, by_agent, eventually, fleet::FleetClient,
-    kubectl_krypton, release_payload::rewrite,
+    Mode, Pair, Scenario, ServedChart, TestResult, assert_contains, by_agent, eventually,
+    fleet::FleetClient, kubectl_krypton, release_payload::rewrite,
 };
 use kube::{
     Api, ResourceExt,
@@ -208,7 +208,7 @@ async fn tampered_release_stays_tampered_after_a_restart(attack: &mut Attack) ->
     let cluster = attack.pair.cluster();
     let accept = ["accept-release", &attack.release, "-n", &attack.tenant];
     let output = kubectl_krypton(cluster, &accept).await?;
-    assert!(output.contains("revision 1 of release"), "{output}");
+    assert_contains!(output, "revision 1 of release");
     let resync = ["resync", "tenant", &attack.tenant, "-n", "default"];
     kubectl_krypton(cluster, &resync).await?;
     fleet_client.wait_ready(&attack.tenant).await?;
@@ -236,7 +236,7 @@ async fn forged_revision_is_uninstalled_without_its_hooks(attack: &mut Attack) -
     attack.pair.start_actor_again()?;
     let (fleet_client, tenant) = (&attack.fleet_client, &attack.tenant);
     let message = fleet_client.event_message(tenant, "HooksSkipped").await;
-    assert!(message?.contains("revision 2"));
+    assert_contains!(message?, "revision 2");
     fleet_client.wait_gone(tenant).await?;
     attack.check_no_takeover().await;
     Ok(())

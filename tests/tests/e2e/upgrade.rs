@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Fault, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    TestResult, by_agent, eventually,
+    TestResult, assert_contains, by_agent, eventually,
     fleet::{ALL_READY, FleetClient, ValuesFile, chart_flags, values_flag},
 };
 use serde_json::json;
@@ -99,8 +99,7 @@ async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> Tes
     let status = tenant.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
-    assert!(message.contains("0 of 2 clusters ready"), "{message}");
-    assert!(message.contains("keeps running"), "{message}");
+    assert_contains!(message, "0 of 2 clusters ready", "keeps running");
     at_edge.event_message("acme", "HelmUpgradeFailed").await?;
     for (cluster, fleet_client, release) in places {
         check_available(cluster, release).await?;
@@ -174,10 +173,7 @@ async fn unavailable_chart_is_reported_without_touching_releases(mode: Mode) -> 
         let status = new.status.unwrap();
         assert_eq!(status.phase.as_deref(), Some("Error"));
         let message = status.last_message.unwrap();
-        assert!(
-            message.contains("small") && message.contains(version),
-            "{message}"
-        );
+        assert_contains!(message, "small", version);
         assert_eq!(fleet_client.releases().await?, running, "{version}");
         pair.stop().await?;
     }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     ChartSource, Hub, HubOptions, Membership, Merge as _, Mode, Parts, STEP_DEADLINE, ServedChart,
-    TestResult, Tools, by_agent, eventually, fleet::FleetClient, home_and_edge,
+    TestResult, Tools, assert_contains, by_agent, eventually, fleet::FleetClient, home_and_edge,
     process::Invocation,
 };
 use krypton_types::values::merge;
@@ -108,8 +108,7 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
         fleet_client.wait_for_member(name, &[MISSING]).await?;
     }
     let message = fleet_client.event_message(SECRET, MISSING.2).await?;
-    assert!(message.contains(SECRET), "{message}");
-    assert!(message.contains("optional"), "{message}");
+    assert_contains!(message, SECRET, "optional");
     for client in [&fleet_client, &at_edge] {
         assert!(client.releases().await?.is_empty());
     }

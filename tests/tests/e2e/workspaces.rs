@@ -6,7 +6,8 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Merge as _, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    ChartRepository, ChartSource, Merge as _, Mode, Pair, Parts, TestResult, assert_contains,
+    by_agent, eventually,
     fleet::{FleetClient, chart_flags},
 };
 use kube::{Api, ResourceExt};
@@ -124,7 +125,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     let invalid = ("ValuesResolved", "False", "NamespaceConfigurationInvalid");
     let member = home.wait_for_member(EDGE, &[invalid]).await?;
     let status = serde_json::to_string(&member.status)?;
-    assert!(status.contains(CREATOR), "{status}");
+    assert_contains!(status, CREATOR);
     fleet_client.wait_for_renewal().await?;
     wait_for_metadata(&fleet_client, &overridden, &[note, my, own]).await;
     configure_member(&home, Value::Null).await?;

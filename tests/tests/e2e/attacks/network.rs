@@ -14,7 +14,7 @@ use krypton_proto::v1::{FetchChartRequest, RenewRequest};
 use krypton_runtime::clock::wall as now;
 use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{
-    Cluster, Membership, Mode, Parts, TestResult, fleet::FleetClient, join_bundle,
+    Cluster, Membership, Mode, Parts, TestResult, assert_contains, fleet::FleetClient, join_bundle,
 };
 use krypton_types::join_bundle::JoinBundle;
 use rcgen::{CertificateParams, KeyPair};
@@ -154,7 +154,7 @@ async fn stranger_on_the_network_is_not_answered() -> TestResult {
     let tcp = TcpStream::connect(port).await?;
     let old = tokio_rustls::TlsConnector::from(Arc::new(old));
     let refused = old.connect(name, tcp).await.unwrap_err().to_string();
-    assert!(refused.contains("ProtocolVersion"), "{refused}");
+    assert_contains!(refused, "ProtocolVersion");
 
     // Without a certificate, and with a forged certificate in a member's name.
     let authority = Authority::generate("krypton", now())?;

@@ -8,7 +8,7 @@ use k8s_openapi::api::{
     rbac::v1::ClusterRole,
 };
 use krypton_tests::{
-    Merge as _, Mode, Pair, Parts, TestResult, by_agent, eventually,
+    Merge as _, Mode, Pair, Parts, TestResult, assert_contains, by_agent, eventually,
     fleet::{FleetClient, ValuesFile},
     original::apply_crd,
 };
@@ -164,15 +164,10 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     let removed = fleet_client
         .event_message("acme", "LeftoversRemoved")
         .await?;
-    assert!(removed.contains("namespace default"), "{removed}");
-    assert!(removed.contains(&format!("Deployment {acme}")), "{removed}");
+    assert_contains!(removed, "namespace default", format!("Deployment {acme}"));
     let stay = fleet_client.event_message("acme", "LeftoversStay").await?;
-    for part in [
-        format!("PersistentVolumeClaim {acme}-data"),
-        format!("ConfigMap {acme}-kept"),
-    ] {
-        assert!(stay.contains(&part), "{stay}");
-    }
+    let claim = format!("PersistentVolumeClaim {acme}-data");
+    assert_contains!(stay, claim, format!("ConfigMap {acme}-kept"));
     assert!(!stay.contains("ClusterRole"), "{stay}");
     assert_eq!(roles.get(&acme).await?.uid(), role.uid());
     let now = config_maps(&fleet_client, "acme-ws").await?;

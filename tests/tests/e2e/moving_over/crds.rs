@@ -5,7 +5,8 @@ use anyhow::ensure;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_tests::{
-    Cluster, Merge as _, Mode, Original, Pair, Parts, TestResult, by_agent, eventually,
+    Cluster, Merge as _, Mode, Original, Pair, Parts, TestResult, assert_contains, by_agent,
+    eventually,
     fleet::{FleetClient, ValuesFile},
     kubectl_krypton,
     original::apply_crd,
@@ -293,7 +294,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
     let refused = [(error.as_str(), "True", "ReleaseInUse")];
     let lost = fleet_client.wait_for("lost", &refused).await?;
     let message = lost.status.unwrap().last_message.unwrap();
-    assert!(message.contains("spec.workspace: lost-ws"), "{message}");
+    assert_contains!(message, "spec.workspace: lost-ws");
     assert_eq!(fleet_client.namespace("lost").await?, None);
     let now = get_crd(pair.cluster(), Tenant::crd_name()).await;
     assert!(is_ours(&now));
@@ -384,9 +385,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     let args = ["get", "deployments", "-n", "default"];
     let table = kubectl_krypton(pair.home(), &args).await?;
     let row = table.lines().find(|line| line.contains("second")).unwrap();
-    for cell in [pair.name(), "Ready", "True", "plain:1.0.0"] {
-        assert!(row.contains(cell), "{table}");
-    }
+    assert_contains!(row, pair.name(), "Ready", "True", "plain:1.0.0");
     let old_object = olds.get("second").await?;
     assert_eq!(old_object.resource_version(), old.resource_version());
     check_no_helm_run(&mut pair).await;

@@ -1,7 +1,9 @@
 //! Shows `kubectl krypton migrate` on a real API server with the original's CRDs.
 
 use krypton_crds::krypton_deployment::KryptonDeployment;
-use krypton_tests::{Cluster, Parts, TestResult, eventually, kubectl_krypton, original::apply_crd};
+use krypton_tests::{
+    Cluster, Parts, TestResult, assert_contains, eventually, kubectl_krypton, original::apply_crd,
+};
 use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DynamicObject, PostParams},
@@ -90,13 +92,10 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
     let report: Value = serde_json::from_str(&report)?;
     assert_eq!(report["items"][0]["spec"], expected, "{report}");
     let error = migrate(&[]).await.unwrap_err().to_string();
-    assert!(error.contains("kryptondeployments"), "{error}");
+    assert_contains!(error, "kryptondeployments");
     krypton_runtime::crd::ensure(&client, &KryptonDeployment::crd()).await?;
     let table = migrate(&["--dry-run"]).await?;
-    assert!(
-        table.contains("acme/ced-acme") && table.contains("would be created"),
-        "{table}"
-    );
+    assert_contains!(table, "acme/ced-acme", "would be created");
     assert_eq!(read_spec(&client, "default", "acme").await, None);
     // kubectl accepts the output of `-o yaml`.
     let yaml = migrate(&["--dry-run", "-o", "yaml"]).await?;
@@ -145,10 +144,7 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
     for _ in 0..2 {
         let error = migrate(&["-n", "team"]).await.unwrap_err();
         let error = format!("{error:#}");
-        assert!(
-            error.contains("1 of the objects were not moved over"),
-            "{error}"
-        );
+        assert_contains!(error, "1 of the objects were not moved over");
         assert_eq!(
             read_spec(&client, "team", "second").await,
             Some(within("b"))
