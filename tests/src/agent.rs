@@ -22,6 +22,7 @@ use rustls::pki_types::PrivateKeyDer;
 use crate::{
     daemon::{Daemon, DaemonStart, Program},
     fleet::SYSTEM_NAMESPACE,
+    wait::STEP_DEADLINE,
 };
 
 const PROGRAM: Program = Program {
@@ -127,6 +128,13 @@ impl Agent {
             is_contained: options.is_contained,
         })?;
         Ok(Self(daemon))
+    }
+
+    /// Like `start`. Waits until the agent is ready.
+    pub async fn start_ready(options: &AgentOptions<'_>) -> Result<Self> {
+        let mut agent = Self::start(options)?;
+        agent.wait_ready(STEP_DEADLINE).await?;
+        Ok(agent)
     }
 }
 

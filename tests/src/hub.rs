@@ -12,6 +12,7 @@ use anyhow::Result;
 use crate::{
     daemon::{Daemon, DaemonStart, Program},
     port::Port,
+    wait::STEP_DEADLINE,
 };
 
 const PROGRAM: Program = Program {
@@ -120,6 +121,13 @@ impl Hub {
             is_contained: false,
         })?;
         Ok(Self { daemon, listen })
+    }
+
+    /// Like `start`. Waits until the hub is ready.
+    pub async fn start_ready(options: &HubOptions<'_>) -> Result<Self> {
+        let mut hub = Self::start(options)?;
+        hub.wait_ready(STEP_DEADLINE).await?;
+        Ok(hub)
     }
 
     /// Returns the address of the port for agents.

@@ -138,9 +138,7 @@ pub async fn enrolled_agent(
     let folder = TempDir::with_prefix("krypton-join-").context("creating a folder")?;
     let join = folder.path().join("bundle.yaml");
     write_secret(&join, &join_bundle(home, name).await?)?;
-    let mut agent = Agent::start(&options.join_file(&join))?;
-    agent.wait_ready(STEP_DEADLINE).await?;
-    Ok(agent)
+    Agent::start_ready(&options.join_file(&join)).await
 }
 
 /// Returns the output of `kubectl krypton join` for this name, once the hub has published its addresses.

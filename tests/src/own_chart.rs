@@ -20,6 +20,7 @@ use crate::{
     fleet::{SYSTEM_NAMESPACE, ValuesFile},
     hub::{Hub, HubOptions},
     service_account::ServiceAccountAccess,
+    wait::STEP_DEADLINE,
 };
 
 const CHARTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts");
@@ -183,12 +184,15 @@ pub struct HubPod {
 }
 
 impl HubPod {
-    /// Starts the hub. It listens on the port of `before`, if given, so its agents find it.
+    /// Starts the hub, and waits until it is ready. It listens on the port of `previous`, if given, so its agents find
+    /// it.
     pub async fn start(cluster: &Cluster, previous: Option<&Self>) -> Result<Self> {
-        Self::start_as(cluster, &PodName::default(), previous, &[]).await
+        let mut pod = Self::start_as(cluster, &PodName::default(), previous, &[]).await?;
+        pod.hub.wait_ready(STEP_DEADLINE).await?;
+        Ok(pod)
     }
 
-    /// Like `start`, as this pod of the Deployment and with more flags.
+    /// Like `start`, as this pod of the Deployment and with more flags. Doesn't wait until the hub is ready.
     pub async fn start_as(
         cluster: &Cluster,
         pod_name: &PodName,
@@ -237,6 +241,7 @@ pub struct AgentPod {
 }
 
 impl AgentPod {
+    /// Starts the agent, and waits until it is ready.
     pub async fn start(cluster: &Cluster) -> Result<Self> {
         let pod = DeploymentPod::read(OwnChart::Agent, cluster).await?;
         let access = pod.access(cluster).await?;
@@ -245,7 +250,7 @@ impl AgentPod {
             .args(pod.args())
             .env(pod.env(&PodName::default())?);
         Ok(Self {
-            agent: Agent::start(&options)?,
+            agent: Agent::start_ready(&options).await?,
             access,
         })
     }

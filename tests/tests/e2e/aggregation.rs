@@ -13,8 +13,7 @@ use anyhow::bail;
 use jiff::Timestamp;
 use krypton_crds::tenant::{ClusterSummary, Tenant};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts, STEP_DEADLINE, TestResult, eventually, fleet::FleetClient,
-    kubectl_krypton,
+    Cluster, Hub, HubOptions, Parts, TestResult, eventually, fleet::FleetClient, kubectl_krypton,
 };
 use krypton_types::conditions::{State, Truth, clusters, reason};
 use krypton_types::tenant::TenantKey;
@@ -52,8 +51,7 @@ impl SimulatedFleet {
 
     async fn start(count: u32) -> TestResult<Self> {
         let home = Cluster::start_audited("many", Parts::ControlPlane).await?;
-        let mut hub = Hub::start(&Self::options(&home))?;
-        hub.wait_ready(STEP_DEADLINE).await?;
+        let hub = Hub::start_ready(&Self::options(&home)).await?;
         let members = simulated::create_members(&home, (0..count).map(member)).await?;
         let enrolled = simulated::enroll(&home, &hub, &members).await?;
         let agents = Agents::start_and_wait(enrolled).await?;

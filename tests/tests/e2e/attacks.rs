@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use krypton_agent::session::connect::Dialer;
 use krypton_tests::{
-    Cluster, Hub, HubOptions, STEP_DEADLINE, TestResult,
+    Cluster, Hub, HubOptions, TestResult,
     fleet::{CONNECTED, FleetClient},
     kubeconfig::for_server,
 };
@@ -34,9 +34,8 @@ const ATTEMPT: Duration = Duration::from_secs(30);
 /// Starts a hub without a chart, and waits until it is ready.
 async fn start_hub(home: &Cluster) -> Hub {
     let flags = ["--self-cluster=false", "--chart-repo=http://127.0.0.1:9"];
-    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags)).unwrap();
-    hub.wait_ready(STEP_DEADLINE).await.unwrap();
-    hub
+    let options = HubOptions::new(home.kubeconfig()).args(flags);
+    Hub::start_ready(&options).await.unwrap()
 }
 
 /// Waits until the hub has renewed its Lease several times, so it has had time to react to an attempt.

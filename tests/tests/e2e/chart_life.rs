@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{edge_cluster::EdgeCluster, tenant::Tenant};
 use krypton_tests::{
-    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, STEP_DEADLINE,
-    TestResult, assert_contains, eventually,
+    AgentPod, ChartRepository, ChartSource, Cluster, HubPod, OwnChart, Parts, TestResult,
+    assert_contains, eventually,
     fleet::{CONNECTED, FleetClient},
     home_and_edge,
     membership::join_command,
@@ -94,13 +94,11 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     assert!(of_release(EdgeCluster::crd_name()).await);
 
     let mut hub = HubPod::start(&home, None).await?;
-    hub.hub.wait_ready(STEP_DEADLINE).await?;
     // The edge cluster needs only the command that the plugin prints on the home cluster.
     let command = join_command(&home, namespace, EDGE, &OwnChart::Agent.folder()).await?;
     let paste = edge.invocation(Path::new("/bin/sh")).args(["-c", &command]);
     paste.output(HELM_DEADLINE).await?;
     let mut agent = AgentPod::start(&edge).await?;
-    agent.agent.wait_ready(STEP_DEADLINE).await?;
     fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
     let spec = json!({"workspace": "acme-ws"});
     at_edge.create("acme", spec).await?;
@@ -129,7 +127,6 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
 
     // The agent verifies the new hub with the CA from its join bundle, and receives the new chart version.
     hub = HubPod::start(&home, Some(&hub)).await?;
-    hub.hub.wait_ready(STEP_DEADLINE).await?;
     let release = names::tenant_release("acme", EDGE);
     at_edge.wait_deployed("acme-ws", &release, 2).await?;
     at_edge.wait_ready("acme").await?;
@@ -153,7 +150,6 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     // A reinstallation without values resumes as the same member.
     OwnChart::Agent.install(&edge, none).await?;
     agent = AgentPod::start(&edge).await?;
-    agent.agent.wait_ready(STEP_DEADLINE).await?;
     at_edge.remove("acme").await?;
     eventually("the release to be gone", async || {
         let revisions = at_edge.revisions("acme-ws", &release).await?;
@@ -190,7 +186,6 @@ async fn start_with_values_of_krypton_operator(
         assert_contains!(output, format!("\n- {value}: "));
     }
     let mut hub = HubPod::start(home, None).await?;
-    hub.hub.wait_ready(STEP_DEADLINE).await?;
     hub.hub.stop().await?;
     Ok(())
 }

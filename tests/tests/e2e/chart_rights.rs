@@ -12,7 +12,7 @@ use krypton_kubectl::{Connection, join_token};
 use krypton_runtime::clock::wall;
 use krypton_tests::{
     Agent, AgentOptions, AgentPod, AuditedRequest, ChartRepository, ChartSource, Cluster, HubPod,
-    OwnChart, Parts, STEP_DEADLINE, ServiceAccountAccess, TestResult, assert_contains, eventually,
+    OwnChart, Parts, ServiceAccountAccess, TestResult, assert_contains, eventually,
     fleet::{ALL_READY, CONNECTED, FleetClient},
     held::BlockedTenant,
     membership::bundle_in_namespace,
@@ -377,13 +377,11 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         .install(&home, hub_values(&repository, "1.0.0", &EXTRA_VALUES))
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
-    hub.hub.wait_ready(STEP_DEADLINE).await?;
     let folder = TempDir::with_prefix("krypton-join-")?;
     let bundle = bundle_file(&home, &folder).await?;
     let values = [bundle.as_str(), "--set=helm.retryMax=5s"];
     OwnChart::Agent.install(&edge, values).await?;
     let mut agent = AgentPod::start(&edge).await?;
-    agent.agent.wait_ready(STEP_DEADLINE).await?;
     fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
     check_missing_values(&home, &fleet_client).await?;
 
@@ -403,7 +401,6 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         .install(&home, hub_values(&repository, "1.1.0", &EXTRA_VALUES))
         .await?;
     hub = HubPod::start(&home, Some(&hub)).await?;
-    hub.hub.wait_ready(STEP_DEADLINE).await?;
     eventually("the expired token to be deleted", async || {
         let namespace = OwnChart::Hub.namespace();
         let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
@@ -432,7 +429,6 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     let annotate = ["annotate", "--overwrite", "crd", Tenant::crd_name(), &older];
     edge.kubectl(annotate).await?;
     agent = AgentPod::start(&edge).await?;
-    agent.agent.wait_ready(STEP_DEADLINE).await?;
     fleet_client.wait_for_member(EDGE, &[CONNECTED]).await?;
     eventually("the current CRD", async || {
         Ok((version().await == now).then_some(()))
@@ -514,7 +510,6 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
         .install(&home, hub_values(&repository, "1.0.0", &few))
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
-    hub.hub.wait_ready(STEP_DEADLINE).await?;
     fleet_client.create("acme", json!({})).await?;
     let error = format!("ClusterError/{}", names::SELF_CLUSTER);
     let failed = (error.as_str(), "True", "InstallFailed");
@@ -574,7 +569,6 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
     assert_eq!(own.kubectl(crds).await?, "");
 
     let mut hub = HubPod::start(&own, None).await?;
-    hub.hub.wait_ready(STEP_DEADLINE).await?;
     let fleet_client = FleetClient::new(&home);
     install_tenant(&fleet_client, "acme").await;
     fleet_client.remove("acme").await?;
@@ -596,7 +590,6 @@ async fn hub_without_home_member_needs_fewer_rights() -> TestResult {
         .install(&home, hub_values(&repository, "1.0.0", &away))
         .await?;
     let mut hub = HubPod::start(&home, None).await?;
-    hub.hub.wait_ready(STEP_DEADLINE).await?;
     let fleet_client = FleetClient::new(&home).in_namespace(OwnChart::Hub.namespace());
     fleet_client
         .add_member(EDGE, &edge.kubeconfig_with_token())

@@ -16,8 +16,8 @@ use std::{
 use clap::{CommandFactory, Parser};
 use krypton_kubectl::Cli;
 use krypton_tests::{
-    Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, STEP_DEADLINE, TestResult,
-    Tools, assert_contains,
+    Agent, AgentOptions, Cluster, Hub, HubOptions, OwnChart, Parts, TestResult, Tools,
+    assert_contains,
     fleet::{CONNECTED, FleetClient},
     kubectl_krypton,
     membership::{bundle_in_namespace, kubectl_krypton_path, write_secret},
@@ -387,8 +387,7 @@ async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     let options = HubOptions::new(story.home.kubeconfig())
         .on_port(&port)
         .args(words(&typed)?.split_off(1));
-    let mut hub = Hub::start(&options)?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let mut hub = Hub::start_ready(&options).await?;
     let namespace = OwnChart::Hub.namespace();
     let bundle = bundle_in_namespace(&story.home, namespace, "edge-1").await?;
     let file = story.file("edge-1.yaml");
@@ -399,8 +398,7 @@ async fn documented_installs_without_pods_and_with_charts_work() -> TestResult {
     assert_contains!(checked, reached);
     let typed = agent.text.replace("edge-1.yaml", file.to_str().unwrap());
     let options = AgentOptions::new(story.edge.kubeconfig()).args(words(&typed)?.split_off(1));
-    let mut agent = Agent::start(&options)?;
-    agent.wait_ready(STEP_DEADLINE).await?;
+    let mut agent = Agent::start_ready(&options).await?;
     let fleet_client = FleetClient::new(&story.home);
     fleet_client.wait_for_member("edge-1", &[CONNECTED]).await?;
     agent.stop().await?;

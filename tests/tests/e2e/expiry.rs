@@ -14,7 +14,7 @@ use krypton_reconciler::report_store::ReportStore;
 use krypton_runtime::clock::wall;
 use krypton_runtime::tls::{self, Credential};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts, STEP_DEADLINE, TestResult, assert_contains,
+    Cluster, Hub, HubOptions, Parts, TestResult, assert_contains,
     fleet::{CONNECTED, FleetClient, HUB_NAMESPACE},
 };
 use krypton_types::validity::AGENT_CERTIFICATE_LIFE;
@@ -81,8 +81,7 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     let home = Cluster::start("expiry", Parts::ControlPlane).await?;
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
     let options = HubOptions::new(home.kubeconfig()).args(flags);
-    let mut hub = Hub::start(&options)?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let mut hub = Hub::start_ready(&options).await?;
     let fleet_client = FleetClient::new(&home);
     let members: Api<EdgeCluster> = Api::all(home.client());
     let member = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
@@ -114,8 +113,7 @@ async fn expiring_certificate_is_reported_once_across_restart() -> TestResult {
     );
 
     hub.stop().await?;
-    let mut hub = Hub::start(&options.clone().on_port_of(&hub))?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let mut hub = Hub::start_ready(&options.clone().on_port_of(&hub)).await?;
     fleet_client
         .wait_for_member("edge-1", &[SOON, CONNECTED])
         .await?;

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Mode, Parts, STEP_DEADLINE, Scenario, ServedChart, TestResult, Tools,
+    Cluster, Hub, HubOptions, Mode, Parts, Scenario, ServedChart, TestResult, Tools,
     assert_contains,
     fleet::{FleetClient, condition},
 };
@@ -150,8 +150,7 @@ async fn upgrade_reports_full_disk_and_recovers_after_cleanup() -> TestResult {
     let home = Cluster::start("full-home", Parts::WithControllers).await?;
     let flags = chart.flags(&[]);
     let options = HubOptions::new(home.kubeconfig()).args(flags);
-    let mut hub = Hub::start(&options.with_disk_size(64 << 20))?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let hub = Hub::start_ready(&options.with_disk_size(64 << 20)).await?;
     let fleet_client = FleetClient::new(&home);
     let running = async |revision: u32| {
         let release = krypton_types::names::tenant_release("acme", "self-cluster");

@@ -3,8 +3,8 @@
 use std::fs;
 
 use krypton_tests::{
-    AnsweringProxy, Cluster, FalseResponse, Hub, HubOptions, Parts, ResponseFault, STEP_DEADLINE,
-    ServedChart, TestResult,
+    AnsweringProxy, Cluster, FalseResponse, Hub, HubOptions, Parts, ResponseFault, ServedChart,
+    TestResult,
     answering_proxy::{READ_VERBS, Verb},
     assert_contains,
     fleet::{FleetClient, HEALTHY},
@@ -32,8 +32,7 @@ impl HostileFleet {
         let (home, edge) = home_and_edge(name, Parts::WithControllers).await?;
         let proxy = AnsweringProxy::start(&edge).await?;
         let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&[]));
-        let mut hub = Hub::start(&options)?;
-        hub.wait_ready(STEP_DEADLINE).await?;
+        let hub = Hub::start_ready(&options).await?;
         let at_home = FleetClient::new(&home);
         let kubeconfig = fs::read_to_string(proxy.kubeconfig())?;
         at_home.add_member(EDGE, &kubeconfig).await?;

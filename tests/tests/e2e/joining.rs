@@ -73,8 +73,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     let folder = TempDir::with_prefix("krypton-bundles-")?;
     let edge = JoiningEdge { cluster, folder };
     let flags = ["--self-cluster=false", "--chart-install-crds=false"];
-    let mut hub = Hub::start(&HubOptions::new(home.kubeconfig()).args(flags))?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let hub = Hub::start_ready(&HubOptions::new(home.kubeconfig()).args(flags)).await?;
     let valid_bundle = join_bundle(&home, "edge-1").await?;
 
     // Rejected before any request.

@@ -18,8 +18,7 @@ use krypton_kubectl::ExitCode::{
 use krypton_runtime::clock;
 use krypton_tests::{
     AgentOptions, Cluster, Daemon, ForwardedPod, Hub, HubOptions, Kubelet, Mode, OwnChart, Parts,
-    STEP_DEADLINE, Scenario, ServiceAccountAccess, TestResult, Tools, assert_contains, by_agent,
-    eventually,
+    Scenario, ServiceAccountAccess, TestResult, Tools, assert_contains, by_agent, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, condition},
     kubectl_krypton,
     membership::{enrolled_agent, kubectl_krypton_path, run_kubectl_krypton},
@@ -358,8 +357,7 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
         "--chart-version=1.0.0",
         "--self-cluster=false",
     ]);
-    let mut hub = Hub::start(&options)?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let hub = Hub::start_ready(&options).await?;
     let folder = tempfile::tempdir()?;
     let replica = [("POD_NAME".to_owned(), "krypton-agent-0".to_owned())];
     let options = AgentOptions::new(home.kubeconfig()).env(replica);

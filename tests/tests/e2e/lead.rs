@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
     AnsweringProxy, ChartRepository, ChartSource, Cluster, FalseResponse, Hub, HubOptions,
-    Membership, Merge as _, Mode, Parts, ResponseFault, STEP_DEADLINE, TestResult,
+    Membership, Merge as _, Mode, Parts, ResponseFault, TestResult,
     answering_proxy::{READ_VERBS, Verb},
     by_agent, eventually,
     fleet::{
@@ -91,8 +91,7 @@ impl HubSet {
             .args([format!("--advertise={}", addresses.join(","))])
             .env("POD_NAME", name)
             .on_port(&self.ports[name]);
-        let mut hub = Hub::start(&options).unwrap();
-        hub.wait_ready(STEP_DEADLINE).await.unwrap();
+        let hub = Hub::start_ready(&options).await.unwrap();
         self.hubs.insert(name.to_owned(), hub);
     }
 

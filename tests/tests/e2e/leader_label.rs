@@ -149,9 +149,7 @@ async fn joined_agent(stage: &LabelledHubs, edge: &Cluster) -> TestResult<Agent>
     assert_contains!(bundle, address);
     write_secret(&file, &bundle)?;
     let options = AgentOptions::new(edge.kubeconfig()).join_file(&file);
-    let mut agent = Agent::start(&options)?;
-    agent.wait_ready(STEP_DEADLINE).await?;
-    Ok(agent)
+    Ok(Agent::start_ready(&options).await?)
 }
 
 async fn client_for(kubeconfig: &Path) -> TestResult<Client> {

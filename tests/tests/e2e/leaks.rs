@@ -225,8 +225,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
             "--chart-values-from=secret/fleet-values?",
         ])
         .env("RUST_LOG", "trace");
-    let mut hub = Hub::start(&options)?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let hub = Hub::start_ready(&options).await?;
     let folder = TempDir::with_prefix("krypton-leaks-")?;
     let file = |name: &str, content: &str| {
         let path = folder.path().join(name);
@@ -370,8 +369,7 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     canaries.push(key_canary(&renewed));
     agent.stop().await?;
     let again = AgentOptions::new(one.kubeconfig()).env(trace());
-    let mut agent_again = Agent::start(&again)?;
-    agent_again.wait_ready(STEP_DEADLINE).await?;
+    let agent_again = Agent::start_ready(&again).await?;
     fleet_client.wait_for_member("edge-1", &[CONNECTED]).await?;
     fleet_client.wait_for_mode("edge-1", Mode::Agent).await?;
 

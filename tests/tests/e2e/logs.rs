@@ -1,9 +1,8 @@
 //! Verifies that log lines about a Tenant name it, and that the log level can be changed at runtime.
 
 use krypton_tests::{
-    AgentOptions, Daemon, Hub, HubOptions, Parts, STEP_DEADLINE, ServedChart, TestResult,
-    assert_contains, eventually, fleet::FleetClient, home_and_edge, kubectl_krypton,
-    membership::enrolled_agent,
+    AgentOptions, Daemon, Hub, HubOptions, Parts, ServedChart, TestResult, assert_contains,
+    eventually, fleet::FleetClient, home_and_edge, kubectl_krypton, membership::enrolled_agent,
 };
 use serde_json::{Value, json};
 
@@ -98,8 +97,7 @@ async fn log_lines_identify_tenant_and_level_changes_live() -> TestResult {
     let options = HubOptions::new(home.kubeconfig())
         .args(chart.flags(&["--self-cluster=false", "--log-format=json"]))
         .env("POD_NAME", "krypton-hub-0");
-    let mut hub = Hub::start(&options)?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let hub = Hub::start_ready(&options).await?;
     let json = [("KRYPTON_LOG_FORMAT".to_owned(), "json".to_owned())];
     let options = AgentOptions::new(edge.kubeconfig()).env(json);
     let agent = enrolled_agent(&home, "edge-1", options).await?;

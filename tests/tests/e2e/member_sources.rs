@@ -13,8 +13,8 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Secret;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, STEP_DEADLINE, TestResult,
-    assert_contains, eventually, eventually_within,
+    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, TestResult, assert_contains,
+    eventually, eventually_within,
     fleet::{
         CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED, condition,
     },
@@ -395,8 +395,7 @@ async fn named_context_selects_home_for_members_and_crds() -> TestResult {
     let options = values
         .iter()
         .fold(options, |options, (name, value)| options.env(name, value));
-    let mut hub = Hub::start(&options)?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let _hub = Hub::start_ready(&options).await?;
     let label = (names::DISCOVERY_LABEL, "true");
     let kubeconfig = local.kubeconfig_with_token();
     let secret = secret(EDGE, "Opaque", label, &[("kubeconfig", &kubeconfig)]);

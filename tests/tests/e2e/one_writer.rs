@@ -37,8 +37,7 @@ impl Home {
             .args(chart_flags(&repository, "gate", "1.0.0"))
             .args(["--self-cluster=false", "--proxy-grace=5s"])
             .args([watch.flag("hub")?]);
-        let mut hub = Hub::start(&options)?;
-        hub.wait_ready(STEP_DEADLINE).await?;
+        let hub = Hub::start_ready(&options).await?;
         Ok(Self {
             _hub: hub,
             cluster,
@@ -67,9 +66,8 @@ impl Home {
 /// Starts another agent of a member that has joined.
 async fn second_agent(edge: &Cluster, watch: &HelmWatch) -> TestResult<Agent> {
     let flags = ["--replica=two".to_owned(), watch.flag("two")?];
-    let mut agent = Agent::start(&AgentOptions::new(edge.kubeconfig()).args(flags))?;
-    agent.wait_ready(STEP_DEADLINE).await?;
-    Ok(agent)
+    let options = AgentOptions::new(edge.kubeconfig()).args(flags);
+    Ok(Agent::start_ready(&options).await?)
 }
 
 /// Waits until the Lease has another holder. Verifies that the earlier holder's Helm was dead before.
@@ -234,8 +232,7 @@ async fn restart_in_same_pod_reacquires_lease_immediately() -> TestResult {
         .join_file(&file)
         .args([helm])
         .in_pod("uid-of-one");
-    let mut one = Agent::start(&options)?;
-    one.wait_ready(STEP_DEADLINE).await?;
+    let mut one = Agent::start_ready(&options).await?;
     let holder = at_edge.wait_for_new_holder("").await?;
     assert!(
         holder.starts_with("agent/one/") && holder.ends_with("@uid-of-one"),
@@ -258,8 +255,7 @@ async fn restart_in_same_pod_reacquires_lease_immediately() -> TestResult {
         Ok((!home.watch.is_running()?).then_some(()))
     })
     .await?;
-    let mut restarted = Agent::start(&options)?;
-    restarted.wait_ready(STEP_DEADLINE).await?;
+    let _restarted = Agent::start_ready(&options).await?;
     let next = at_edge.wait_for_new_holder(&holder).await?;
     assert!(
         next.starts_with("agent/one/") && next.ends_with("@uid-of-one"),

@@ -8,7 +8,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    STEP_DEADLINE, TestResult, by_agent, eventually,
+    TestResult, by_agent, eventually,
     fleet::{ALL_READY, FleetClient, chart_flags},
 };
 use krypton_types::names;
@@ -222,8 +222,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         before.push((tenant_versions(edge).await, count_writes(edge).await));
     }
     hub.kill9().await?;
-    hub = Hub::start(&options().on_port_of(&hub))?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let _hub = Hub::start_ready(&options().on_port_of(&hub)).await?;
     // By now, each member has received this hub's desired state and has applied it.
     let members: Api<EdgeCluster> = Api::all(home.client());
     let at_home = FleetClient::new(&home);

@@ -83,9 +83,7 @@ async fn rebuilt_cluster_is_untouched_until_edge_cluster_replaced(mode: Mode) ->
             let file = folder.path().join("bundle.yaml");
             fs::write(&file, bundle)?;
             let options = AgentOptions::new(rebuilt.kubeconfig()).join_file(&file);
-            let mut agent = Agent::start(&options)?;
-            agent.wait_ready(STEP_DEADLINE).await?;
-            Some(agent)
+            Some(Agent::start_ready(&options).await?)
         }
         Mode::Proxy | Mode::SelfCluster => {
             assert_eq!(bundle, "edgecluster.mesh.openkcm.io/edge-1 replaced\n");

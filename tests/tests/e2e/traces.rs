@@ -1,8 +1,8 @@
 //! Verifies that actions are traced to a collector, and that an unreachable collector delays nothing.
 
 use krypton_tests::{
-    AgentOptions, Collector, Hub, HubOptions, Membership, Mode, Parts, ReceivedSpan, STEP_DEADLINE,
-    ServedChart, TestResult, by_agent, eventually, fleet::FleetClient, home_and_edge,
+    AgentOptions, Collector, Hub, HubOptions, Membership, Mode, Parts, ReceivedSpan, ServedChart,
+    TestResult, by_agent, eventually, fleet::FleetClient, home_and_edge,
 };
 use serde_json::json;
 
@@ -24,8 +24,7 @@ async fn tenant_work_is_traced_without_blocking_on_collector(mode: Mode) -> Test
     for (name, value) in collector.env() {
         options = options.env(&name, &value);
     }
-    let mut hub = Hub::start(&options)?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let mut hub = Hub::start_ready(&options).await?;
     let access = edge.kubeconfig_with_token();
     let options = AgentOptions::new(edge.kubeconfig()).env(collector.env());
     let access_and_options = (access.as_str(), options);

@@ -160,8 +160,8 @@ async fn values_reach_their_targets_and_loss_changes_nothing(mode: Mode) -> Test
     chart.write("{replicaCount: 0, message: file, image: krypton.test/small:2}")?;
     fleet_client.wait_for_renewal().await?;
     hub.stop().await?;
-    hub = Hub::start(&options(&["--tenant-values"]).on_port_of(&hub))?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let next = options(&["--tenant-values"]).on_port_of(&hub);
+    hub = Hub::start_ready(&next).await?;
     for client in [&fleet_client, &at_edge] {
         client
             .annotate("acme", "example.org/touched", "true")

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use krypton_tests::fleet::FleetClient;
 use krypton_tests::{Cluster, Hub, HubOptions, Parts, TestResult};
-use krypton_tests::{STEP_DEADLINE, fleet::FleetClient};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
@@ -203,8 +203,7 @@ async fn hostile_kubeconfig_supplier_reaches_nothing() -> TestResult {
     for (name, server) in &servers {
         fleet_client.add_member(name, &server.kubeconfig()).await?;
     }
-    let mut hub = Hub::start(&options(true))?;
-    hub.wait_ready(STEP_DEADLINE).await?;
+    let hub = Hub::start_ready(&options(true)).await?;
     for (name, expected_text) in [
         ("redirects", "deserializing response"),
         ("endless", "has more than 16777216 bytes"),

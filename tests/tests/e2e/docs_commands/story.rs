@@ -226,9 +226,7 @@ impl Story {
                     before.agent.stop().await?;
                 }
                 if let Some(name) = pod {
-                    let mut agent = AgentPod::start(cluster).await?;
-                    agent.agent.wait_ready(STEP_DEADLINE).await?;
-                    self.agent = Some((name, agent));
+                    self.agent = Some((name, AgentPod::start(cluster).await?));
                 }
             }
         }
@@ -259,9 +257,7 @@ async fn start_agent(edge: &Cluster) -> Result<(PodName, AgentPod)> {
         running_pod(edge, OwnChart::Agent).await
     });
     let name = name.await?;
-    let mut agent = AgentPod::start(edge).await?;
-    agent.agent.wait_ready(STEP_DEADLINE).await?;
-    Ok((name, agent))
+    Ok((name, AgentPod::start(edge).await?))
 }
 
 /// Returns the pod of a completely rolled out Deployment, or `None` if it has no replicas.

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Event, Namespace};
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
 use krypton_tests::{
     Agent, AgentOptions, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Parts,
-    STEP_DEADLINE, ServedChart, TestResult, eventually,
+    ServedChart, TestResult, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, condition},
     no_tenants::reject_tenant_crd,
 };
@@ -128,8 +128,7 @@ impl Regions {
     pub(crate) async fn replace_hub(&mut self) -> TestResult {
         self.hub.kill9().await?;
         let options = hub_options(&self.home, &self.options).on_port_of(&self.hub);
-        self.hub = Hub::start(&options)?;
-        self.hub.wait_ready(STEP_DEADLINE).await?;
+        self.hub = Hub::start_ready(&options).await?;
         Ok(())
     }
 
