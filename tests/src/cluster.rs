@@ -280,6 +280,15 @@ impl Cluster {
             .await
     }
 
+    /// Like `kubectl`, with the arguments in one line. No argument contains a space.
+    pub async fn kubectl_line(&self, args: &str) -> Result<String> {
+        self.kubectl(args.split(' ')).await
+    }
+
+    pub async fn create_namespace(&self, name: &str) -> Result<()> {
+        self.kubectl(["create", "namespace", name]).await.map(drop)
+    }
+
     /// Runs `kubectl apply --server-side` with this YAML.
     pub async fn apply(&self, yaml: &str) -> Result<String> {
         let file = tempfile::NamedTempFile::new().context("creating a file for kubectl")?;

@@ -197,7 +197,7 @@ async fn conditions_round_trip_and_merge_by_type() -> TestResult {
     check_rejected(too_long, "may not be more than 316");
 
     let wait = "wait --for=condition=Ready tenant/acme --timeout=30s";
-    cluster.kubectl(wait.split(' ')).await?;
+    cluster.kubectl_line(wait).await?;
     Ok(())
 }
 

@@ -49,13 +49,11 @@ async fn wait_for_hub_renewals(home: &Cluster) {
 /// Returns a client of an account that may only edit this namespace.
 async fn editor_client(cluster: &Cluster, namespace: &str) -> TestResult<Client> {
     let account = format!("--serviceaccount={namespace}:mallory");
-    let make = ["create", "serviceaccount", "mallory", "-n", namespace];
-    cluster.kubectl(make).await?;
-    let bind = ["create", "rolebinding", "mallory", "--clusterrole=edit"];
-    let bind = bind.into_iter().chain([account.as_str(), "-n", namespace]);
-    cluster.kubectl(bind).await?;
-    let token = ["create", "token", "mallory", "-n", namespace];
-    let token = cluster.kubectl(token).await?;
+    let kubectl = async |args: String| cluster.kubectl_line(&args).await;
+    kubectl(format!("create serviceaccount mallory -n {namespace}")).await?;
+    let bind = format!("create rolebinding mallory --clusterrole=edit {account}");
+    kubectl(format!("{bind} -n {namespace}")).await?;
+    let token = kubectl(format!("create token mallory -n {namespace}")).await?;
     let kubeconfig = Kubeconfig::from_yaml(&cluster.kubeconfig_with(token.trim()))?;
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options);

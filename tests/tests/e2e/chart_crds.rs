@@ -105,7 +105,7 @@ async fn chart_crds_follow_policy_and_are_never_deleted(mode: Mode) -> TestResul
         assert_contains!(fields(pair.cluster()).await, field);
         pair.stop().await?;
     }
-    let args = ["get", "widgets.example.org", "a", "--namespace=default"];
-    pair.cluster().kubectl(args).await?;
+    let get = "get widgets.example.org a -n default";
+    pair.cluster().kubectl_line(get).await?;
     Ok(())
 }

@@ -116,9 +116,9 @@ async fn reinstalled_charts_adopt_state_left_by_uninstall() -> TestResult {
     rollback(&home, OwnChart::Hub, "1").await;
     assert_eq!(persistent_state(&home, authority).await?, at_home);
     OwnChart::Hub.uninstall(&home).await?;
-    let args = ["get", "deployments,roles,serviceaccounts", "-n", namespace];
-    let remaining = home.kubectl(args.into_iter().chain(["-o", "name"])).await;
-    assert!(!remaining?.contains(OwnChart::Hub.name()));
+    let get = format!("get deployments,roles,serviceaccounts -n {namespace} -o name");
+    let remaining = home.kubectl_line(&get).await?;
+    assert!(!remaining.contains(OwnChart::Hub.name()));
     assert_eq!(persistent_state(&home, authority).await?, at_home);
     let second = hub_values(&repository, "1.1.0", &[]);
     OwnChart::Hub.install(&home, &second).await?;
@@ -169,8 +169,7 @@ async fn start_with_values_of_krypton_operator(
     home: &Cluster,
     repository: &ChartRepository,
 ) -> TestResult {
-    let create = ["create", "namespace", "krypton-operator"];
-    home.kubectl(create).await?;
+    home.create_namespace("krypton-operator").await?;
     let file = OwnChart::Hub.cases()?["krypton-operator"].clone();
     let file = format!("--values={}", file.display());
     let values = hub_values(repository, "1.1.0", &[&file]);

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Result, bail};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Namespace, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_kubectl::{Connection, join_token};
@@ -109,15 +109,8 @@ async fn check_repair(edge: &Cluster, fleet_client: &FleetClient, tenant: &str) 
         .pop()
         .unwrap();
     let secret = format!("sh.helm.release.v1.{release}.v{newest}");
-    let label = [
-        "label",
-        "--overwrite",
-        "secret",
-        &secret,
-        "status=superseded",
-    ];
-    let label = label.into_iter().chain(["-n", &namespace]);
-    edge.kubectl(label).await?;
+    let label = format!("label --overwrite secret {secret} status=superseded -n {namespace}");
+    edge.kubectl_line(&label).await?;
     let agent = &accounts(OwnChart::Agent)[0];
     eventually("the release to be repaired", async || {
         let by_agent = edge.audited_requests().await?.into_iter().any(|request| {
@@ -161,16 +154,11 @@ async fn check_drift_correction(edge: &Cluster, tenant: &str) -> TestResult {
 /// Changes a label of the Tenant's workspace, and waits until the agent has restored it.
 async fn check_label_restored(edge: &Cluster, tenant: &str) {
     let namespace = format!("{tenant}-ws");
-    let label = ["label", "--overwrite", "namespace", &namespace, "team=b"];
-    edge.kubectl(label).await.unwrap();
+    let label = format!("label --overwrite namespace {namespace} team=b");
+    edge.kubectl_line(&label).await.unwrap();
     eventually("the label to be restored", async || {
-        let get = [
-            "get",
-            "namespace",
-            &namespace,
-            "-o=jsonpath={.metadata.labels.team}",
-        ];
-        Ok((edge.kubectl(get).await? == "a").then_some(()))
+        let get = format!("get namespace {namespace} -o=jsonpath={{.metadata.labels.team}}");
+        Ok((edge.kubectl_line(&get).await? == "a").then_some(()))
     })
     .await
     .unwrap();
@@ -208,47 +196,36 @@ async fn check_crd_restored(
 
 /// Places a Tenant in a namespace that is missing on the edge cluster: creates it, writes it and deletes it. Then
 /// orphans another one.
-async fn check_placement(home: &FleetClient, edge: &FleetClient) -> TestResult {
-    let words = json!({"metadata": {"name": "team"}});
-    let namespaces: Api<Namespace> = Api::all(home.client.clone());
-    let team = serde_json::from_value(words)?;
-    let params = PostParams::default();
-    namespaces.create(&params, &team).await?;
+async fn check_placement(cluster: &Cluster, edge: &FleetClient) -> TestResult {
+    cluster.create_namespace("team").await?;
     let spec = json!({"clusterRef": {"secretName": EDGE}, "workspace": "sent-ws"});
     let placed = [ALL_READY, ("Placed", "True", "Placed")];
-    home.in_namespace("team")
-        .create("sent", spec.clone())
-        .await?;
-    home.in_namespace("team").wait_for("sent", &placed).await?;
+    let home = FleetClient::new(cluster).in_namespace("team");
+    let edge_tenants = edge.in_namespace("team").tenants();
+    home.create("sent", spec.clone()).await?;
+    home.wait_for("sent", &placed).await?;
     let requested = names::RECONCILE_REQUESTED_ANNOTATION;
-    home.in_namespace("team")
-        .annotate("sent", requested, "now")
-        .await?;
+    home.annotate("sent", requested, "now").await?;
     eventually("the request to be passed on", async || {
-        let tenant_on_edge = edge.in_namespace("team").tenants().get("sent").await?;
+        let tenant_on_edge = edge_tenants.get("sent").await?;
         Ok(tenant_on_edge.annotations().get(requested).cloned())
     })
     .await?;
-    home.in_namespace("team").remove("sent").await?;
-    let remaining = edge.in_namespace("team").tenants().get_opt("sent").await?;
-    assert_eq!(remaining, None);
+    home.remove("sent").await?;
+    assert_eq!(edge_tenants.get_opt("sent").await?, None);
 
-    home.in_namespace("team").create("kept", spec).await?;
-    home.in_namespace("team").wait_for("kept", &placed).await?;
+    home.create("kept", spec).await?;
+    home.wait_for("kept", &placed).await?;
     let orphan = names::ORPHAN_ANNOTATION;
-    home.in_namespace("team")
-        .annotate("kept", orphan, "true")
-        .await?;
-    home.in_namespace("team").remove("kept").await?;
-    home.in_namespace("team")
-        .event_message("kept", "Orphaned")
-        .await?;
+    home.annotate("kept", orphan, "true").await?;
+    home.remove("kept").await?;
+    home.event_message("kept", "Orphaned").await?;
     Ok(())
 }
 
 async fn check_all_repairs(home: &Cluster, edge: &Cluster) -> TestResult {
     let (at_home, at_edge) = (FleetClient::new(home), FleetClient::new(edge));
-    check_placement(&at_home, &at_edge).await?;
+    check_placement(home, &at_edge).await?;
     check_repair(edge, &at_edge, "beta").await?;
     check_drift_correction(edge, "beta").await?;
     check_label_restored(edge, "beta").await;
@@ -274,7 +251,7 @@ async fn check_credential_used_twice(
         name: identity.metadata.name,
         ..ObjectMeta::default()
     };
-    copy.kubectl(["create", "namespace", namespace]).await?;
+    copy.create_namespace(namespace).await?;
     secrets(&copy)
         .create(&PostParams::default(), &identity)
         .await?;
@@ -296,10 +273,8 @@ async fn check_credential_used_twice(
 /// The fleet's values are missing. The hub reports it on the referenced object until the object exists.
 async fn check_missing_values(home: &Cluster, fleet_client: &FleetClient) -> TestResult {
     let namespace = OwnChart::Hub.namespace();
-    fleet_client
-        .in_namespace(namespace)
-        .event_message("fleet", "ValuesMissing")
-        .await?;
+    let fleet_client = fleet_client.in_namespace(namespace);
+    fleet_client.event_message("fleet", "ValuesMissing").await?;
     let values = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -308,7 +283,6 @@ async fn check_missing_values(home: &Cluster, fleet_client: &FleetClient) -> Tes
     });
     home.apply(&values.to_string()).await?;
     fleet_client
-        .in_namespace(namespace)
         .event_message("fleet", "ValuesResolved")
         .await?;
     Ok(())
@@ -461,15 +435,9 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     check_nothing_denied(&edge, &of_agent).await;
 
     // With one rule less, the API server would have denied a request.
-    let role = [
-        "patch",
-        "role",
-        "krypton-agent-member",
-        "-n",
-        "krypton-system",
-    ];
-    let patch = ["--type=json", r#"-p=[{"op":"remove","path":"/rules/0"}]"#];
-    edge.kubectl(role.into_iter().chain(patch)).await?;
+    let patch = r#"-p=[{"op":"remove","path":"/rules/0"}]"#;
+    let role = "patch role krypton-agent-member -n krypton-system --type=json";
+    edge.kubectl_line(&format!("{role} {patch}")).await?;
     eventually("a refusal", async || {
         let denied = edge.denied_requests(&of_agent).await?;
         let lease = denied
@@ -551,13 +519,13 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
     OwnChart::Hub
         .install(&home, hub_values(&repository, "1.0.0", &only_rights))
         .await?;
-    let deployments = ["get", "deployments", "-n", "krypton", "-o", "name"];
-    assert_eq!(home.kubectl(deployments).await?, "");
+    let deployments = "get deployments -n krypton -o name";
+    assert_eq!(home.kubectl_line(deployments).await?, "");
 
     let namespace = OwnChart::Hub.namespace();
     let access = ServiceAccountAccess::new(&home, namespace, OwnChart::Hub.name()).await?;
     let token = std::fs::read_to_string(access.token_file())?;
-    own.kubectl(["create", "namespace", namespace]).await?;
+    own.create_namespace(namespace).await?;
     let secret = json!({"stringData": {"kubeconfig": home.kubeconfig_with(&token)}});
     let on_own = FleetClient::new(&own).in_namespace(namespace);
     on_own.apply_secret("home", secret).await?;
@@ -565,8 +533,7 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
     OwnChart::Hub
         .install(&own, hub_values(&repository, "1.0.0", &elsewhere))
         .await?;
-    let crds = ["get", "crds", "-o", "name"];
-    assert_eq!(own.kubectl(crds).await?, "");
+    assert_eq!(own.kubectl_line("get crds -o name").await?, "");
 
     let mut hub = HubPod::start(&own, None).await?;
     let fleet_client = FleetClient::new(&home);

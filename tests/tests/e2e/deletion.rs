@@ -25,9 +25,7 @@ by_agent!(
 async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> TestResult {
     let (pair, _chart) = Scenario::new("deletion", mode).start().await?;
     let fleet_client = pair.fleet_client();
-    pair.cluster()
-        .kubectl(["create", "namespace", "theirs"])
-        .await?;
+    pair.cluster().create_namespace("theirs").await?;
     for (name, spec) in [
         ("made", json!({"workspace": "made-ws"})),
         ("guest", json!({"workspace": "theirs"})),
@@ -64,15 +62,8 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
             .await?,
         []
     );
-    let remaining = pair
-        .cluster()
-        .kubectl([
-            "get",
-            "deploy,svc,cm",
-            "--namespace=theirs",
-            "--output=name",
-        ])
-        .await?;
+    let get = "get deploy,svc,cm -n theirs -o name";
+    let remaining = pair.cluster().kubectl_line(get).await?;
     assert!(!remaining.contains("tenant-guest"), "{remaining}");
     let now = fleet_client.namespace("theirs").await?.unwrap();
     assert_eq!(now.metadata.deletion_timestamp, None);
@@ -84,13 +75,8 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
         .revisions("orphan-ws", &pair.release("orphan"))
         .await?;
     assert_eq!(orphaned, [(1, "deployed".to_owned())]);
-    let deployment = [
-        "get",
-        "deployment",
-        &pair.release("orphan"),
-        "--namespace=orphan-ws",
-    ];
-    pair.cluster().kubectl(deployment).await?;
+    let get = format!("get deployment {} -n orphan-ws", pair.release("orphan"));
+    pair.cluster().kubectl_line(&get).await?;
     for (name, reason) in [
         ("made", "HelmUninstalled"),
         ("made", "WorkspaceDeleted"),
@@ -115,45 +101,26 @@ async fn tenant_deletion_removes_release_and_only_own_namespace(mode: Mode) -> T
 async fn older_tenant_keeps_release(pair: &Pair) -> TestResult {
     let fleet_client = pair.fleet_client();
     for namespace in ["older", "younger"] {
-        pair.cluster()
-            .kubectl(["create", "namespace", namespace])
-            .await?;
+        pair.cluster().create_namespace(namespace).await?;
     }
+    let [older, younger] = ["older", "younger"].map(|name| fleet_client.in_namespace(name));
     let spec = json!({"workspace": "shared"});
-    fleet_client
-        .in_namespace("older")
-        .create("acme", spec.clone())
-        .await?;
-    fleet_client
-        .in_namespace("older")
-        .wait_ready("acme")
-        .await?;
+    older.create("acme", spec.clone()).await?;
+    older.wait_ready("acme").await?;
     let releases = fleet_client.releases().await?;
 
-    fleet_client
-        .in_namespace("younger")
-        .create("acme", spec)
-        .await?;
+    younger.create("acme", spec).await?;
     let error = pair.condition("ClusterError");
     let refused = (error.as_str(), "True", "ReleaseInUse");
-    let younger = fleet_client
-        .in_namespace("younger")
-        .wait_for("acme", &[refused])
-        .await?;
-    let status = younger.status.unwrap();
+    let tenant = younger.wait_for("acme", &[refused]).await?;
+    let status = tenant.status.unwrap();
     assert_eq!(status.phase.as_deref(), Some("Error"));
     let message = status.last_message.unwrap();
     assert_contains!(message, "Tenant older/acme");
-    fleet_client
-        .in_namespace("younger")
-        .event_message("acme", "ReleaseInUse")
-        .await?;
+    younger.event_message("acme", "ReleaseInUse").await?;
 
-    fleet_client.in_namespace("younger").remove("acme").await?;
-    fleet_client
-        .in_namespace("older")
-        .wait_ready("acme")
-        .await?;
+    younger.remove("acme").await?;
+    older.wait_ready("acme").await?;
     assert_eq!(fleet_client.releases().await?, releases);
     let shared = fleet_client.namespace("shared").await?.unwrap();
     assert_eq!(shared.metadata.deletion_timestamp, None);
@@ -208,9 +175,7 @@ async fn crd_stripped_of_finalizer_and_recreated_uninstalls_nothing(mode: Mode) 
 async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     let (mut pair, _chart) = Scenario::new("crd", mode).start().await?;
     let fleet_client = pair.fleet_client();
-    pair.cluster()
-        .kubectl(["create", "namespace", "team"])
-        .await?;
+    pair.cluster().create_namespace("team").await?;
     // Half of the Tenants are in a second namespace.
     let mut names = Vec::new();
     for number in 0..2 {
@@ -293,9 +258,8 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     assert_eq!(count_helm_runs(&mut pair)?, runs);
 
     // The restored Tenants are complete. Deleting a namespace removes its Tenants and no others.
-    pair.cluster()
-        .kubectl(["delete", "namespace", "team", "--wait=false"])
-        .await?;
+    let delete = "delete namespace team --wait=false";
+    pair.cluster().kubectl_line(delete).await?;
     for (namespace, name) in &names {
         let (workspace, release) = (format!("{name}-ws"), pair.release(name));
         if *namespace == "team" {

@@ -74,7 +74,7 @@ impl ProxiedMember {
             edge,
         };
         let fleet_client = &member.fleet_client;
-        member.edge.kubectl(["create", "namespace", SHARED]).await?;
+        member.edge.create_namespace(SHARED).await?;
         try_join_all(KEPT.map(|name| fleet_client.create(name, json!({})))).await?;
         let shared = json!({"workspace": SHARED});
         let creations = deleted_tenants

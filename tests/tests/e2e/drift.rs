@@ -258,14 +258,9 @@ async fn drift_is_reported_but_ignored_fields_are_skipped(mode: Mode) -> TestRes
         "metadata": {"annotations": {ignore: "/data/message"}},
         "data": {"message": "mine", "version": "mine"},
     });
-    acme.kubectl(&[
-        "patch",
-        "configmap",
-        &acme.name,
-        "--patch",
-        &user_patch.to_string(),
-    ])
-    .await?;
+    let user_patch = user_patch.to_string();
+    acme.kubectl(&["patch", "configmap", &acme.name, "--patch", &user_patch])
+        .await?;
     acme.wait_for_field("configmap", "/data/version", "1.0.0")
         .await;
     acme.wait_for_drift_checks().await;

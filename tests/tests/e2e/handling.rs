@@ -198,14 +198,8 @@ async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
     assert_contains!(message, "Certificate default/theirs");
 
     install("acme").await;
-    cluster
-        .kubectl([
-            "delete",
-            "certificates.cert-manager.io",
-            "theirs",
-            "--namespace=default",
-        ])
-        .await?;
+    let delete = "delete certificates.cert-manager.io theirs -n default";
+    cluster.kubectl_line(delete).await?;
     remove("acme").await;
     let crd_deleted = eventually("the CRD to be deleted", async || {
         Ok((!is_there().await).then_some(()))

@@ -63,8 +63,9 @@ async fn response_code(kubeconfig: &str) -> Result<u16> {
 #[tokio::test]
 async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult {
     let cluster = Cluster::start_audited("audit", Parts::ControlPlane).await?;
-    let create = ["create", "serviceaccount", "limited"];
-    cluster.kubectl(create).await?;
+    cluster
+        .kubectl_line("create serviceaccount limited")
+        .await?;
     let mut access = ServiceAccountAccess::new(&cluster, "default", "limited").await?;
     let user = [access.username()];
     let with_token = fs::read_to_string(access.token_file())?;
@@ -92,21 +93,19 @@ async fn denied_requests_are_recorded_and_revoked_token_rejected() -> TestResult
     assert_eq!(response_code(&by_file).await?, 403);
 
     // Requests that are denied to an impersonated user, and requests that are allowed.
-    let role = ["--verb=list", "--resource=pods"];
-    let role = ["create", "clusterrole", "pods"].into_iter().chain(role);
-    cluster.kubectl(role).await?;
-    let bind = ["--clusterrole=pods", "--user=someone"];
-    let bind = ["create", "clusterrolebinding", "pods"]
-        .into_iter()
-        .chain(bind);
-    cluster.kubectl(bind).await?;
-    let args = ["get", "pods", "--as=someone"];
+    let role = "create clusterrole pods --verb=list --resource=pods";
+    cluster.kubectl_line(role).await?;
+    let bind = "create clusterrolebinding pods --clusterrole=pods --user=someone";
+    cluster.kubectl_line(bind).await?;
     eventually_within("one user to be accepted", MINUTE, async || {
-        Ok(Some(cluster.kubectl(args).await?))
+        cluster
+            .kubectl_line("get pods --as=someone")
+            .await
+            .map(Some)
     })
     .await?;
-    let args = ["get", "secrets", "--as=someone"];
-    cluster.kubectl(args).await.unwrap_err();
+    let get = "get secrets --as=someone";
+    cluster.kubectl_line(get).await.unwrap_err();
     let denied = cluster.denied_requests(&["someone".to_owned()]).await?;
     let last = denied.last().unwrap();
     assert_eq!(last.object.resource, "secrets", "{last}");

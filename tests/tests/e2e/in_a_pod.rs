@@ -19,15 +19,13 @@ const HELM_ACCOUNT: &str = "krypton-helm";
 /// Starts a cluster with the accounts for the process and for Helm.
 async fn start_cluster(name: &str) -> Result<(Cluster, ServiceAccountAccess)> {
     let cluster = Cluster::start_audited(name, Parts::WithControllers).await?;
-    cluster.kubectl(["create", "namespace", NAMESPACE]).await?;
+    cluster.create_namespace(NAMESPACE).await?;
     for account in [ACCOUNT, HELM_ACCOUNT] {
-        let create = ["create", "serviceaccount", account, "-n", NAMESPACE];
-        cluster.kubectl(create).await?;
-        let account = format!("--serviceaccount={NAMESPACE}:{account}");
-        let binding = account.rsplit(':').next().unwrap_or_default();
-        let role = "--clusterrole=cluster-admin";
-        let bind = ["create", "clusterrolebinding", binding, role, &account];
-        cluster.kubectl(bind).await?;
+        let create = format!("create serviceaccount {account} -n {NAMESPACE}");
+        cluster.kubectl_line(&create).await?;
+        let role = format!("create clusterrolebinding {account} --clusterrole=cluster-admin");
+        let bind = format!("{role} --serviceaccount={NAMESPACE}:{account}");
+        cluster.kubectl_line(&bind).await?;
     }
     let access = ServiceAccountAccess::new(&cluster, NAMESPACE, ACCOUNT).await?;
     Ok((cluster, access))
@@ -81,9 +79,8 @@ async fn hub_and_agent_await_apiserver_and_reload_tokens() -> TestResult {
     hub.stop().await?;
 
     // The next hub listens at another address, and `join` must not read this one's.
-    let delete = ["delete", "configmap", JOIN_INFO, "-n", NAMESPACE];
-    home.kubectl(delete.into_iter().chain(["--ignore-not-found"]))
-        .await?;
+    let delete = format!("delete configmap {JOIN_INFO} -n {NAMESPACE} --ignore-not-found");
+    home.kubectl_line(&delete).await?;
     home.stop_apiserver().await?;
     let options = HubOptions::new(&home_config)
         .env("POD_NAMESPACE", NAMESPACE)

@@ -82,16 +82,8 @@ async fn real_chart_installs_once_and_stays_unchanged(mode: Mode) -> TestResult 
     let release = pair.release("acme");
     let revisions = fleet_client.revisions("acme-ws", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
-    let wait = [
-        "wait",
-        "--for=condition=Available",
-        "deployment",
-        "--all",
-        "--timeout=60s",
-    ];
-    pair.cluster()
-        .kubectl(wait.into_iter().chain(["--namespace=acme-ws"]))
-        .await?;
+    let wait = "wait --for=condition=Available deployment --all --timeout=60s -n acme-ws";
+    pair.cluster().kubectl_line(wait).await?;
 
     // The original's annotation is the last write of an installation.
     let annotation = names::fingerprint_annotation(pair.name());

@@ -114,7 +114,7 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     serving.abort();
 
     // The address belongs to a second hub: the agent doesn't accept its certificate.
-    home.kubectl(["create", "namespace", "other"]).await?;
+    home.create_namespace("other").await?;
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let other = Hub::start(&options.args(["--namespace=other"]))?;
     let other_address = other.agents_address().to_string();
@@ -149,9 +149,9 @@ async fn bad_bundle_names_remedy_and_good_one_joins() -> TestResult {
     edge.check_failure(&file, "expired", &remedy).await;
 
     // An agent without rights on its cluster.
-    let account = ["create", "serviceaccount", "nobody"];
-    edge.cluster.kubectl(account).await?;
-    let token = edge.cluster.kubectl(["create", "token", "nobody"]).await?;
+    let kubectl = async |args: &str| edge.cluster.kubectl_line(args).await;
+    kubectl("create serviceaccount nobody").await?;
+    let token = kubectl("create token nobody").await?;
     let powerless = edge.file(
         "powerless.yaml",
         &edge.cluster.kubeconfig_with(token.trim()),

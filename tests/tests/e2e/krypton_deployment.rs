@@ -378,14 +378,8 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
         )
         .await;
     let label = format!("{}=true", names::OPEN_TO_DEPLOYMENTS_LABEL);
-    let args = [
-        "label",
-        "secret",
-        "rome-admin",
-        "--namespace=team-a",
-        &label,
-    ];
-    regions.home.kubectl(args).await?;
+    let label = format!("label secret rome-admin -n team-a {label}");
+    regions.home.kubectl_line(&label).await?;
     regions.wait_for(("default", "theirs"), READY).await;
 
     // With the deprecated field, with a missing key, and without an account.

@@ -256,7 +256,7 @@ const RIGHTS: &[(&str, [ExitCode; 3])] = &[
 async fn role_accounts(home: &Cluster) -> TestResult<Vec<ServiceAccountAccess>> {
     let mut role_accounts = Vec::new();
     for role in ["krypton-viewer", "krypton-operator", "krypton-ca-operator"] {
-        let kubectl = async |args: &str| home.kubectl(args.split(' ')).await;
+        let kubectl = async |args: &str| home.kubectl_line(args).await;
         let account = format!("--serviceaccount=people:{role}");
         kubectl(&format!("create serviceaccount {role} -n people")).await?;
         let near = format!("create rolebinding {role} -n {HUB_NAMESPACE}");
@@ -278,7 +278,7 @@ async fn each_role_permits_only_its_own_commands() -> TestResult {
     let crds = [OsString::from("apply"), "-f".into(), crds.into()];
     home.kubectl(crds).await?;
     home.wait_for_crds().await?;
-    home.kubectl(["create", "namespace", "people"]).await?;
+    home.create_namespace("people").await?;
     let chart = OwnChart::Hub.folder();
     let values = "chart.name=small,chart.repo=https://charts.example.org,chart.version=1.0.0";
     let template = ["template", "hub", "-n", HUB_NAMESPACE, "--set", values];
@@ -373,9 +373,8 @@ async fn kubectl_reaches_debug_ports_through_apiserver() -> TestResult {
     let _kubelet = Kubelet::start(&home, &pods.concat()).await?;
 
     let run = async |args: &[&str]| kubectl_krypton(&home, args).await.unwrap();
-    let label = ["label", "pod", "-n", "krypton", "krypton-hub-0"];
-    let leads = ["mesh.openkcm.io/leader=true"];
-    home.kubectl(label.into_iter().chain(leads)).await?;
+    let label = "label pod -n krypton krypton-hub-0 mesh.openkcm.io/leader=true";
+    home.kubectl_line(label).await?;
     assert_eq!(run(&["log-level", "hub"]).await, "krypton-hub-0: info\n");
     let set = run(&["log-level", "hub", "debug", "--for=1h"]).await;
     assert!(set.starts_with("krypton-hub-0: debug until "), "{set}");
@@ -490,10 +489,10 @@ async fn manifest_check_names_missing_rights_of_helm() -> TestResult {
     wait_for(&other, NotReady, missing).await;
 
     let role = "create clusterrole services --resource=services --verb=create,delete,get,patch";
-    edge.kubectl(role.split(' ')).await?;
+    edge.kubectl_line(role).await?;
     let subject = "--clusterrole=services --serviceaccount=platform:installer";
     let binding = format!("create clusterrolebinding services {subject}");
-    edge.kubectl(binding.split(' ')).await?;
+    edge.kubectl_line(&binding).await?;
     let complete = "✓ Helm's account platform/installer has the rights for this chart (3 kinds)\n";
     wait_for(&[], Success, complete).await;
     Ok(())

@@ -288,14 +288,8 @@ spec: {containers: [{name: one, image: one}]}
     assert!(as_the_hub.get(&leader_pod).await.is_err());
 
     // Without the right, the next hub becomes leader and reports the missing right.
-    let role = [
-        "delete",
-        "role",
-        "krypton-hub-leader-label",
-        "-n",
-        namespace,
-    ];
-    stage.home.kubectl(role).await?;
+    let role = format!("delete role krypton-hub-leader-label -n {namespace}");
+    stage.home.kubectl_line(&role).await?;
     stage.hubs[leader].1.hub.kill9().await?;
     let next = eventually("the other hub to become the leader", async || {
         let now = stage.leader().await?;

@@ -136,10 +136,8 @@ async fn readable_objects(cluster: &Cluster, more: &str) -> String {
     let kinds = format!(
         "events,configmaps,leases,tenants,deployments,namespaces,serviceaccounts,pods,jobs{more}"
     );
-    let known = cluster
-        .kubectl(["api-resources", "-o", "name"])
-        .await
-        .unwrap();
+    let known = cluster.kubectl_line("api-resources -o name").await;
+    let known = known.unwrap();
     let known: BTreeSet<&str> = known
         .lines()
         .map(|kind| kind.split('.').next().unwrap_or_default())

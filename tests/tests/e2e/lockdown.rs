@@ -1,5 +1,6 @@
 //! Shows that mutually untrusted Tenants are confined to a namespace and a service account each.
 
+use anyhow::Result;
 use krypton_tests::{
     Cluster, Mode, Scenario, TestResult, assert_contains, by_agent, fleet::FleetClient,
 };
@@ -13,42 +14,27 @@ by_agent!(tenant_reaches_nothing_beyond_its_namespace_and_account);
 
 /// Creates a namespace with an account that can edit it.
 async fn create_team(cluster: &Cluster, name: &str) {
-    let account = format!("--serviceaccount={name}:installer");
+    let bind = "create rolebinding installer --clusterrole=edit";
     for args in [
-        &["create", "namespace", name][..],
-        &["create", "serviceaccount", "installer", "-n", name],
-        &[
-            "create",
-            "rolebinding",
-            "installer",
-            "--clusterrole=edit",
-            &account,
-            "-n",
-            name,
-        ],
+        format!("create namespace {name}"),
+        format!("create serviceaccount installer -n {name}"),
+        format!("{bind} --serviceaccount={name}:installer -n {name}"),
     ] {
-        cluster.kubectl(args.iter().copied()).await.unwrap();
+        cluster.kubectl_line(&args).await.unwrap();
     }
 }
 
 /// Creates a Tenant of the first team that fails for this reason, and returns the message.
 async fn wait_for_failure(
-    fleet_client: &FleetClient,
-    member: &str,
+    team: &FleetClient,
+    error: &str,
     name: &str,
     spec: Value,
     reason: &str,
-) -> TestResult<String> {
-    fleet_client
-        .in_namespace(TEAMS[0])
-        .create(name, spec)
-        .await?;
-    let error = format!("ClusterError/{member}");
-    let expected = (error.as_str(), "True", reason);
-    Ok(fleet_client
-        .in_namespace(TEAMS[0])
-        .condition_message(name, &[expected])
-        .await?)
+) -> Result<String> {
+    team.create(name, spec).await?;
+    let expected = (error, "True", reason);
+    team.condition_message(name, &[expected]).await
 }
 
 async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> TestResult {
@@ -61,7 +47,8 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
         .flags(&flags)
         .start()
         .await?;
-    let (fleet_client, member) = (pair.fleet_client(), pair.name());
+    let (fleet_client, error) = (pair.fleet_client(), pair.condition("ClusterError"));
+    let team = fleet_client.in_namespace(TEAMS[0]);
     for name in TEAMS {
         create_team(pair.cluster(), name).await;
         let spec = json!({"workspace": name, "values": {"replicaCount": 0}});
@@ -70,8 +57,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     }
 
     let other = json!({"workspace": TEAMS[1]});
-    let message =
-        wait_for_failure(&fleet_client, member, "raid", other, "NamespaceNotOwned").await?;
+    let message = wait_for_failure(&team, &error, "raid", other, "NamespaceNotOwned").await?;
     assert_contains!(message, "mesh.openkcm.io/adopt=team-a/raid");
     let with = |values: Value| json!({"workspace": TEAMS[0], "values": values});
     let cases = [
@@ -84,32 +70,19 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
         ),
     ];
     for (name, spec) in cases {
-        let message = wait_for_failure(&fleet_client, member, name, spec, "InstallFailed").await?;
+        let message = wait_for_failure(&team, &error, name, spec, "InstallFailed").await?;
         assert_contains!(message, "forbidden", "system:serviceaccount:team-a:");
     }
-    for object in [
-        &["configmap", "beyond", "-n", TEAMS[1]][..],
-        &["clusterrole", "beyond"],
-    ] {
-        let get = ["get", "--ignore-not-found", "-o", "name"];
-        let output = pair.cluster().kubectl(get.iter().chain(object).copied());
-        assert_eq!(output.await?, "");
+    for object in ["configmap beyond -n team-b", "clusterrole beyond"] {
+        let get = format!("get --ignore-not-found -o name {object}");
+        assert_eq!(pair.cluster().kubectl_line(&get).await?, "");
     }
     // The Tenant author's annotation alone doesn't transfer a release.
-    let adopt = [
-        "annotate",
-        "tenant",
-        "raid",
-        "-n",
-        TEAMS[0],
-        "mesh.openkcm.io/adopt=true",
-    ];
-    pair.cluster().kubectl(adopt).await?;
+    team.annotate("raid", "mesh.openkcm.io/adopt", "true")
+        .await?;
     // A user who can edit the namespace changes the stored release.
     let editor = Editor::new(&pair, TEAMS[0], "acme").await;
-    let error = format!("ClusterError/{member}");
     let tampered = (error.as_str(), "True", "ReleaseTampered");
-    let team = fleet_client.in_namespace(TEAMS[0]);
     editor.tamper().await;
     team.wait_for("acme", &[tampered]).await?;
     editor.wait_and_check_rights().await?;
@@ -126,7 +99,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
 
     // The deletion works with the same rights as the installation.
     team.remove("acme").await?;
-    let release = format!("tenant-acme-{member}");
+    let release = pair.release("acme");
     let revisions = fleet_client.revisions(TEAMS[0], &release).await?;
     assert!(revisions.is_empty(), "{revisions:?}");
     fleet_client

@@ -66,9 +66,9 @@ async fn workspace_with_other_objects_stays(mode: Mode) -> TestResult {
     let mut pair = Pair::start("occupied", mode, Parts::WithControllers).await?;
     let fleet_client = pair.fleet_client();
     let cluster = pair.cluster();
-    cluster.kubectl(["create", "namespace", "odd"]).await?;
-    let label_args = ["label", "namespace", "odd", "mesh.openkcm.io/created-for=x"];
-    cluster.kubectl(label_args).await?;
+    cluster.create_namespace("odd").await?;
+    let label = "label namespace odd mesh.openkcm.io/created-for=x";
+    cluster.kubectl_line(label).await?;
     unreadable_tenant(&fleet_client, "odd").await?;
     pair.start_hub_and_join(chart_flags(&repository, "maps", "1.0.0"))
         .await?;

@@ -38,8 +38,7 @@ impl PlacementFleet {
         let mut flags = chart_flags(&repository, "small", "1.0.0");
         flags.extend(["--tenant-values".to_owned(), "--place-tenants".to_owned()]);
         pair.start_hub_and_join(flags).await?;
-        let args = ["create", "namespace", TEAM];
-        pair.home().kubectl(args).await?;
+        pair.home().create_namespace(TEAM).await?;
         Ok(Self {
             home: FleetClient::new(pair.home()).in_namespace(TEAM),
             edge: pair.fleet_client().in_namespace(TEAM),
@@ -187,7 +186,7 @@ async fn restarted_hub_rewrites_no_placed_tenants() -> TestResult {
         let joining = Membership::join(mode, &mut hub, &home, edge, &name);
         memberships.push(joining.await?);
     }
-    home.kubectl(["create", "namespace", TEAM]).await?;
+    home.create_namespace(TEAM).await?;
     let fleet_client = FleetClient::new(&home).in_namespace(TEAM);
     for number in 0..MEMBERS * TENANTS_EACH {
         let spec = json!({

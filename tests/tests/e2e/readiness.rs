@@ -17,8 +17,8 @@ by_agent!(kstatus_is_current_only_once_ready);
 
 /// Returns the Deployment of Tenant acme's release in a form that can be applied again.
 async fn read_deployment(cluster: &Cluster, release: &str) -> Result<Value> {
-    let args = ["deployment", release, "--namespace=acme", "--output=json"];
-    let output = cluster.kubectl(["get"].iter().chain(&args)).await?;
+    let get = format!("get deployment {release} -n acme -o json");
+    let output = cluster.kubectl_line(&get).await?;
     let mut object: Value = serde_json::from_str(&output)?;
     let of_the_server = [
         "uid",

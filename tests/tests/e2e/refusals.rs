@@ -92,17 +92,11 @@ async fn refused_request_sets_condition_and_retries_on_demand() -> TestResult {
     let cluster = pair.cluster();
     cluster.apply(&POLICIES.map(policy).concat()).await?;
     let patch = r#"{"metadata":{"finalizers":["krypton.test/probe"]}}"#;
-    let probe = [
-        "patch",
-        "tenant",
-        "acme",
-        "--type=merge",
-        "--dry-run=server",
-    ];
+    let probe = format!("patch tenant acme --type=merge --dry-run=server --patch {patch}");
     eventually("the policy to be enforced", async || {
-        let patched = cluster.kubectl(probe.into_iter().chain(["--patch", patch]));
-        let create = ["create", "namespace", "acme", "--dry-run=server"];
-        let are_refused = patched.await.is_err() && cluster.kubectl(create).await.is_err();
+        let patched = cluster.kubectl_line(&probe).await;
+        let created = cluster.kubectl_line("create namespace acme --dry-run=server");
+        let are_refused = patched.is_err() && created.await.is_err();
         Ok(are_refused.then_some(()))
     })
     .await?;
@@ -170,8 +164,8 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
     fleet_client.install("acme").await?;
     // Helm caches the known kinds for a while, so a new process is necessary.
     pair.stop().await?;
-    let delete = ["delete", "crd", "widgets.krypton.test"];
-    pair.cluster().kubectl(delete).await?;
+    let delete = "delete crd widgets.krypton.test";
+    pair.cluster().kubectl_line(delete).await?;
     chart.write("{message: second}")?;
     pair.start_hub_and_join(chart.flags(&[])).await?;
 
@@ -183,14 +177,8 @@ async fn upgrade_past_deleted_kind_names_workaround() -> TestResult {
         .await?;
 
     let selector = format!("owner=helm,name={}", pair.release("acme"));
-    let secrets = [
-        "delete",
-        "secrets",
-        "--namespace=acme",
-        "--selector",
-        &selector,
-    ];
-    pair.cluster().kubectl(secrets).await?;
+    let delete = format!("delete secrets -n acme --selector {selector}");
+    pair.cluster().kubectl_line(&delete).await?;
     fleet_client.wait_ready("acme").await?;
     fleet_client
         .wait_deployed("acme", &pair.release("acme"), 1)

@@ -43,9 +43,7 @@ impl Attack {
         let scenario = Scenario::new(name, mode).flags(flags);
         let values = "{replicaCount: 0, message: v1}";
         let (pair, chart) = scenario.values(values).start().await?;
-        pair.cluster()
-            .kubectl(["create", "namespace", "victim"])
-            .await?;
+        pair.cluster().create_namespace("victim").await?;
         let mut attack = Self {
             fleet_client: pair.fleet_client(),
             chart,

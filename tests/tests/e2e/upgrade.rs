@@ -14,17 +14,9 @@ by_agent!(
 );
 
 async fn check_available(cluster: &Cluster, release: &str) -> Result<()> {
-    let deployment = format!("deployment/{release}");
-    let args = [
-        "wait",
-        "--for=condition=Available",
-        &deployment,
-        "--namespace=acme",
-    ];
-    cluster
-        .kubectl(args.into_iter().chain(["--timeout=60s"]))
-        .await
-        .map(drop)
+    let wait = "wait --for=condition=Available -n acme --timeout=60s";
+    let wait = format!("{wait} deployment/{release}");
+    cluster.kubectl_line(&wait).await.map(drop)
 }
 
 async fn upgrades_reach_all_members_and_failure_keeps_release(mode: Mode) -> TestResult {

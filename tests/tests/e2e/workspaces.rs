@@ -85,9 +85,7 @@ async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -
     ]);
     pair.start_hub_and_join(first).await?;
     let (fleet_client, home) = (pair.fleet_client(), FleetClient::new(pair.home()));
-    pair.cluster()
-        .kubectl(["create", "namespace", "theirs"])
-        .await?;
+    pair.cluster().create_namespace("theirs").await?;
     let theirs = fleet_client.namespace("theirs").await?.unwrap();
     for name in ["acme", "theirs"] {
         fleet_client.install(name).await?;

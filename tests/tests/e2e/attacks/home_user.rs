@@ -87,7 +87,7 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
         "--ensure-watch-crds=true",
     ];
     let options = HubOptions::new(home.kubeconfig()).args(chart.flags(&flags));
-    home.kubectl(["create", "namespace", TEAM]).await?;
+    home.create_namespace(TEAM).await?;
     let hub = Hub::start(&options)?;
     let fleet_client = FleetClient::new(&home);
     let kubeconfig = edge.kubeconfig_with_token();
@@ -103,12 +103,10 @@ async fn user_of_one_home_namespace_gets_no_member() -> TestResult {
     let before = [uid("edge-1").await?, uid("self-cluster").await?];
     let self_source = source("self-cluster").await;
     // A Secret of a second team.
-    home.kubectl(["create", "namespace", "vault"]).await?;
-    let literal = format!("--from-literal=kubeconfig={kubeconfig}");
-    let secret = [
-        "create", "secret", "generic", "edge-1", "-n", "vault", &literal,
-    ];
-    home.kubectl(secret).await?;
+    home.create_namespace("vault").await?;
+    let secret = json!({"stringData": {"kubeconfig": kubeconfig}});
+    let vault = fleet_client.in_namespace("vault");
+    vault.apply_secret("edge-1", secret).await?;
 
     let mallory = editor_client(&home, TEAM).await?;
     home.apply(RIGHTS).await?;

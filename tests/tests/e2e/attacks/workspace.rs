@@ -291,8 +291,7 @@ async fn forged_revisions_give_no_cluster_rights() -> TestResult {
     let (pair, chart) = Scenario::new("attack-forged", Mode::SelfCluster)
         .start()
         .await?;
-    let victim = ["create", "namespace", "victim"];
-    pair.cluster().kubectl(victim).await?;
+    pair.cluster().create_namespace("victim").await?;
     shadow_revisions_give_no_rights(&pair, &chart).await?;
     revision_that_helm_skips_gives_no_rights(&pair, &chart).await?;
     announced_uninstall_gives_no_rights(&pair, &chart).await?;

@@ -63,8 +63,7 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
     ] {
         apply_crd(&home, file).await?;
     }
-    home.kubectl(["create", "namespace", "krypton-operator"])
-        .await?;
+    home.create_namespace("krypton-operator").await?;
     create(
         &client,
         "Account",
@@ -123,7 +122,7 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
 
     // G4: inline. One object already exists, and one can't be converted.
     apply_crd(&home, "cryptoedgedeployment-g4.yaml").await?;
-    home.kubectl(["create", "namespace", "team"]).await?;
+    home.create_namespace("team").await?;
     let within = |account: &str| json!({"account": {"name": account}, "region": {"name": "us"}});
     for (name, account) in [("second", "b"), ("there", "c"), ("nobodys", "")] {
         create(
