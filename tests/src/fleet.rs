@@ -22,7 +22,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{chart_repository::ChartRepository, cluster::Cluster, mode::Mode, wait::eventually};
+use crate::{
+    chart_repository::ChartRepository,
+    cluster::Cluster,
+    mode::Mode,
+    wait::{eventually, wait_until_gone},
+};
 
 /// Namespace of the hub and its kubeconfig Secrets.
 pub const HUB_NAMESPACE: &str = "default";
@@ -364,12 +369,8 @@ impl FleetClient {
 
     /// Waits until the namespace is gone.
     pub async fn wait_for_namespace_deletion(&self, name: &str) -> Result<()> {
-        let what = format!("namespace {name} to be gone");
-        eventually(&what, async || match self.namespace(name).await? {
-            None => Ok(Some(())),
-            Some(namespace) => bail!("{:?}", namespace.status),
-        })
-        .await
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        wait_until_gone(&namespaces, name).await
     }
 
     /// Makes a cluster a member: writes its kubeconfig into a Secret with the discovery label. Replaces an existing

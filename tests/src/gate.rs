@@ -2,14 +2,11 @@
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api, ResourceExt,
-    api::{ListParams, Patch, PatchParams},
-};
+use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::{chart_repository::ChartSource, fleet::FleetClient, wait::eventually};
+use crate::{Merge as _, chart_repository::ChartSource, fleet::FleetClient, wait::eventually};
 
 /// All events at which Helm can wait.
 pub const EVENTS: [&str; 8] = [
@@ -137,9 +134,7 @@ pub async fn complete_next_hook(
 /// Completes the hook successfully.
 pub async fn complete_hook(fleet_client: &FleetClient, namespace: &str, hook: &Pod) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(fleet_client.client.clone(), namespace);
-    let succeeded = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
-    let params = PatchParams::default();
-    pods.patch_status(&hook.name_any(), &params, &succeeded)
-        .await?;
+    let succeeded = json!({"phase": "Succeeded"});
+    pods.merge_status(&hook.name_any(), succeeded).await?;
     Ok(())
 }

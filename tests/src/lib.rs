@@ -66,7 +66,9 @@ pub use service_account::ServiceAccountAccess;
 pub use service_port::ServicePort;
 pub use test_result::TestResult;
 pub use tools::Tools;
-pub use wait::{STEP_DEADLINE, eventually, eventually_within};
+pub use wait::{
+    STEP_DEADLINE, eventually, eventually_within, wait_until_gone, wait_until_replaced,
+};
 
 /// Makes aws-lc-rs the TLS provider of this process, because kube and reqwest are built without one.
 pub fn install_tls_provider() {

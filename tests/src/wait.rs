@@ -1,8 +1,10 @@
 //! Waits for a condition with a deadline. The error contains the last observed state.
 
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail, ensure};
+use kube::{Api, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// Deadline beyond any single step of Krypton: a Lease (60 s), a back-off, and a slow machine.
@@ -63,4 +65,32 @@ pub async fn eventually_within<T>(
         sleep(pause).await;
         pause = (pause * 2).min(MAX_PAUSE);
     }
+}
+
+/// Waits until the object is gone.
+pub async fn wait_until_gone<K>(api: &Api<K>, name: &str) -> Result<()>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let what = format!("{name} to be gone");
+    eventually(&what, async || match api.get_opt(name).await? {
+        None => Ok(Some(())),
+        Some(object) => bail!("{object:?}"),
+    })
+    .await
+}
+
+/// Waits until a new object has the name of this one, and returns the new object.
+pub async fn wait_until_replaced<K>(api: &Api<K>, previous: &K) -> Result<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let name = previous.name_any();
+    let what = format!("{name} to be replaced");
+    eventually(&what, async || {
+        let object = api.get(&name).await?;
+        ensure!(object.uid() != previous.uid(), "{:?}", object.meta());
+        Ok(Some(object))
+    })
+    .await
 }

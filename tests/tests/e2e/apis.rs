@@ -346,10 +346,8 @@ async fn older_schema_objects_can_be_updated_and_deleted() -> TestResult {
             Ok(Some(raw.create(&PostParams::default(), &object).await?))
         })
         .await?;
-        let status = json!({"status": {"phase": "Ready", "conditions": [old_condition]}});
-        let merge = Patch::Merge(status);
-        raw.patch_status(name, &PatchParams::default(), &merge)
-            .await?;
+        let status = json!({"phase": "Ready", "conditions": [old_condition]});
+        raw.merge_status(name, status).await?;
     }
 
     replace_crd(&cluster).await?;
@@ -357,23 +355,20 @@ async fn older_schema_objects_can_be_updated_and_deleted() -> TestResult {
     let tenants: Api<Tenant> = Api::namespaced(cluster.client(), "default");
     assert_eq!(tenants.get("specless").await?.workspace(), "specless");
     assert_eq!(tenants.get("unset").await?.workspace(), "unset");
-    let merge = PatchParams::default();
     let time = Timestamp::from_second(1_700_000_000)?;
     for (name, _) in stored {
         let labelled = json!({"metadata": {"labels": {"seen": "true"}}});
-        tenants.patch(name, &merge, &Patch::Merge(labelled)).await?;
+        tenants.merge(name, &labelled).await?;
         let spec = json!({"spec": {"clusterRef": {"secretName": "edge-1"}}});
-        tenants.patch(name, &merge, &Patch::Merge(spec)).await?;
+        tenants.merge(name, &spec).await?;
         let conditions = json!([old_condition, condition("Ready", time)]);
-        let status = json!({"status": {"conditions": conditions}});
-        let written = tenants
-            .patch_status(name, &merge, &Patch::Merge(status))
-            .await?;
+        let status = json!({ "conditions": conditions });
+        let written = tenants.merge_status(name, status).await?;
         assert_eq!(written.status.unwrap().conditions.len(), 2);
 
         tenants.delete(name, &DeleteParams::default()).await?;
         let released = json!({"metadata": {"finalizers": null}});
-        tenants.patch(name, &merge, &Patch::Merge(released)).await?;
+        tenants.merge(name, &released).await?;
         assert_eq!(tenants.get_opt(name).await?, None);
     }
     Ok(())

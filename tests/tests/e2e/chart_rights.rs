@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -17,6 +17,7 @@ use krypton_tests::{
     held::BlockedTenant,
     membership::bundle_in_namespace,
     service_account::username,
+    wait_until_gone, wait_until_replaced,
 };
 use krypton_types::names;
 use kube::{
@@ -177,15 +178,8 @@ async fn check_crd_restored(
     let releases = fleet_client.releases().await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     cluster.kubectl(delete).await?;
-    eventually("the restored CRD and Tenant", async || {
-        let now = crds.get(Tenant::crd_name()).await?;
-        if now.metadata.uid == crd.metadata.uid {
-            bail!("the old CRD still exists: {:?}", now.metadata.finalizers);
-        }
-        let restored = fleet_client.tenants().get(tenant).await?;
-        Ok((restored.metadata.uid != old.metadata.uid).then_some(()))
-    })
-    .await?;
+    wait_until_replaced(&crds, &crd).await?;
+    wait_until_replaced(&fleet_client.tenants(), &old).await?;
     fleet_client.wait_ready(tenant).await?;
     fleet_client.event_message(tenant, "TenantRestored").await?;
     going.wait_deleted_again().await?;
@@ -319,14 +313,7 @@ async fn check_deployment(fleet_client: &FleetClient, at_edge: &FleetClient) -> 
     at_edge.wait_deployed("ordered", "ced-ordered", 1).await?;
     let params = DeleteParams::default();
     all.delete("ordered", &params).await?;
-    eventually("the deployment to be gone", async || {
-        match all.get_opt("ordered").await? {
-            Some(object) => bail!("{object:?}"),
-            None => Ok(Some(())),
-        }
-    })
-    .await?;
-    Ok(())
+    Ok(wait_until_gone(&all, "ordered").await?)
 }
 
 /// Writes the output of `kubectl krypton join` to a file.
@@ -375,12 +362,8 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
         .install(&home, hub_values(&repository, "1.1.0", &EXTRA_VALUES))
         .await?;
     hub = HubPod::start(&home, Some(&hub)).await?;
-    eventually("the expired token to be deleted", async || {
-        let namespace = OwnChart::Hub.namespace();
-        let secrets: Api<Secret> = Api::namespaced(home.client(), namespace);
-        Ok(secrets.get_opt(&stale).await?.is_none().then_some(()))
-    })
-    .await?;
+    let secrets: Api<Secret> = Api::namespaced(home.client(), OwnChart::Hub.namespace());
+    wait_until_gone(&secrets, &stale).await?;
     let releases = [
         (&fleet_client, "acme", names::SELF_CLUSTER),
         (&at_edge, "beta", EDGE),

@@ -9,8 +9,8 @@ use anyhow::ensure;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Secret};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_tests::{
-    Cluster, ForeignCrd, Hub, HubOptions, Parts, STEP_DEADLINE, ServedChart, TestResult, Tools,
-    assert_contains, eventually,
+    Cluster, ForeignCrd, Hub, HubOptions, Merge as _, Parts, STEP_DEADLINE, ServedChart,
+    TestResult, Tools, assert_contains, eventually,
     fleet::{
         CONNECTED, ExpectedCondition, FleetClient, HEALTHY, HUB_NAMESPACE, RESOLVED,
         SYSTEM_NAMESPACE, condition,
@@ -18,7 +18,7 @@ use krypton_tests::{
 };
 use kube::{
     Api,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, PostParams},
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use serde_json::{Value, json};
@@ -130,9 +130,7 @@ impl Profiles {
     }
 
     async fn set_status(&self, name: &str, status: Value) {
-        let patch = Patch::Merge(json!({ "status": status }));
-        let params = PatchParams::default();
-        self.0.patch_status(name, &params, &patch).await.unwrap();
+        self.0.merge_status(name, status).await.unwrap();
     }
 
     async fn delete(&self, name: &str) {

@@ -1,6 +1,5 @@
 //! Shows which objects Krypton deletes with a Tenant, which it keeps, and that a CRD deletion uninstalls nothing.
 
-use anyhow::bail;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
@@ -8,7 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
     Mode, Pair, Scenario, TestResult, assert_contains, by_agent, eventually, fleet::FleetClient,
-    held::BlockedTenant,
+    held::BlockedTenant, wait_until_replaced,
 };
 use krypton_types::names;
 use kube::api::{DeleteParams, PostParams};
@@ -177,33 +176,23 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     let fleet_client = pair.fleet_client();
     pair.cluster().create_namespace("team").await?;
     // Half of the Tenants are in a second namespace.
+    let namespaces = ["default", "team"].map(|name| (name, fleet_client.in_namespace(name)));
     let mut names = Vec::new();
     for number in 0..2 {
-        for namespace in ["default", "team"] {
+        for (namespace, client) in &namespaces {
             let name = format!("{namespace}-{number}");
             let spec = json!({"workspace": format!("{name}-ws")});
-            fleet_client
-                .in_namespace(namespace)
-                .create(&name, spec)
-                .await?;
-            names.push((namespace, name));
+            client.create(&name, spec).await?;
+            names.push((client, name));
         }
     }
     let mut before = Vec::new();
-    for (namespace, name) in &names {
-        before.push(
-            fleet_client
-                .in_namespace(namespace)
-                .wait_ready(name)
-                .await?,
-        );
+    for (client, name) in &names {
+        before.push(client.wait_ready(name).await?);
     }
     // The annotation is the last write of an installation, so no action is pending afterwards.
-    for (namespace, name) in &names {
-        let fleet_client = fleet_client.in_namespace(namespace);
-        fleet_client
-            .event_message(name, "FingerprintUpdated")
-            .await?;
+    for (client, name) in &names {
+        client.event_message(name, "FingerprintUpdated").await?;
     }
     fleet_client.install("paused").await?;
     fleet_client
@@ -219,35 +208,18 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     fleet_client.delete("paused").await?;
     recreate_crd(&pair).await?;
 
-    for ((namespace, name), old) in names.iter().zip(before) {
-        eventually(&format!("Tenant {name} to be restored"), async || {
-            let tenant = fleet_client
-                .in_namespace(namespace)
-                .tenants()
-                .get_opt(name)
-                .await?;
-            Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
-        })
-        .await?;
-        let restored = fleet_client
-            .in_namespace(namespace)
-            .wait_ready(name)
-            .await?;
+    for ((client, name), old) in names.iter().zip(before) {
+        let tenants = client.tenants();
+        wait_until_replaced(&tenants, &old).await?;
+        let restored = client.wait_ready(name).await?;
         assert_eq!(restored.spec, old.spec);
         // On the home cluster, the member's earlier report is written to the restored Tenant immediately.
         eventually(&format!("the finalizer of {name}"), async || {
-            let tenant = fleet_client
-                .in_namespace(namespace)
-                .tenants()
-                .get(name)
-                .await?;
+            let tenant = tenants.get(name).await?;
             Ok((tenant.finalizers() == [names::TENANT_FINALIZER]).then_some(()))
         })
         .await?;
-        fleet_client
-            .in_namespace(namespace)
-            .event_message(name, "TenantRestored")
-            .await?;
+        client.event_message(name, "TenantRestored").await?;
     }
     check_restored_deletions(&fleet_client, going).await?;
     assert_eq!(
@@ -260,32 +232,17 @@ async fn tenants_and_releases_survive_crd_deletion(mode: Mode) -> TestResult {
     // The restored Tenants are complete. Deleting a namespace removes its Tenants and no others.
     let delete = "delete namespace team --wait=false";
     pair.cluster().kubectl_line(delete).await?;
-    for (namespace, name) in &names {
-        let (workspace, release) = (format!("{name}-ws"), pair.release(name));
-        if *namespace == "team" {
-            fleet_client.in_namespace(namespace).wait_gone(name).await?;
-            assert_eq!(fleet_client.revisions(&workspace, &release).await?, []);
-        }
+    let (deleted, kept): (Vec<_>, Vec<_>) =
+        (names.iter()).partition(|(_, name)| name.starts_with("team-"));
+    for (client, name) in deleted {
+        client.wait_gone(name).await?;
     }
-    eventually("the namespace to be gone", async || {
-        Ok(fleet_client
-            .namespace("team")
-            .await?
-            .is_none()
-            .then_some(()))
-    })
-    .await?;
+    fleet_client.wait_for_namespace_deletion("team").await?;
     let mut remaining = releases;
     remaining.retain(|name, _| !name.contains("tenant-team-"));
     assert_eq!(fleet_client.releases().await?, remaining);
-    for (namespace, name) in names
-        .iter()
-        .filter(|(namespace, _)| *namespace == "default")
-    {
-        fleet_client
-            .in_namespace(namespace)
-            .wait_ready(name)
-            .await?;
+    for (client, name) in kept {
+        client.wait_ready(name).await?;
     }
     Ok(())
 }
@@ -316,20 +273,10 @@ fn count_helm_runs(pair: &mut Pair) -> TestResult<usize> {
 /// Deletes the CRD of Tenants, and waits until Krypton has created it again.
 async fn recreate_crd(pair: &Pair) -> TestResult {
     let crds: Api<CustomResourceDefinition> = Api::all(pair.fleet_client().client);
-    let old = crds.get(Tenant::crd_name()).await?.uid();
+    let old = crds.get(Tenant::crd_name()).await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     pair.cluster().kubectl(delete).await?;
-    eventually("a new CRD", async || {
-        let now = crds.get(Tenant::crd_name()).await?;
-        if now.uid() == old {
-            bail!(
-                "the old CRD still exists, with finalizers {:?}",
-                now.finalizers()
-            );
-        }
-        Ok(Some(()))
-    })
-    .await?;
+    wait_until_replaced(&crds, &old).await?;
     Ok(())
 }
 
@@ -386,12 +333,8 @@ async fn refused_tenant_keeps_no_other_from_its_restore(mode: Mode) -> TestResul
     refuse(&fleet_client, "bad").await?;
     let delete = ["delete", "crd", Tenant::crd_name(), "--wait=false"];
     pair.cluster().kubectl(delete).await?;
-    for (name, old) in [("good", &before[1]), ("other", &before[2])] {
-        eventually(&format!("Tenant {name} to be restored"), async || {
-            let tenant = fleet_client.tenants().get_opt(name).await?;
-            Ok(tenant.filter(|tenant| tenant.metadata.uid != old.metadata.uid))
-        })
-        .await?;
+    for old in &before[1..] {
+        wait_until_replaced(&fleet_client.tenants(), old).await?;
     }
     let not_restored = ("Healthy", "False", "TenantsNotRestored");
     let edge_cluster = home.wait_for_member(pair.name(), &[not_restored]).await?;

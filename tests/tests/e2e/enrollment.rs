@@ -31,7 +31,7 @@ use krypton_types::join_info::{JoinInfo, NAME as JOIN_INFO};
 use krypton_types::join_token::{Caller, LABEL as TOKEN_LABEL};
 use krypton_types::names;
 use krypton_types::root_digest::RootDigest;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
@@ -377,10 +377,8 @@ async fn token_enrolls_one_agent_and_explains_refusals() -> TestResult {
     assert_refused(home_itself, Code::FailedPrecondition, "self-cluster");
 
     // Another cluster under a known name is rejected, which doesn't use up its token.
-    let known = Patch::Merge(json!({"status": {"clusterUID": "there"}}));
-    members
-        .patch_status("edge-1", &PatchParams::default(), &known)
-        .await?;
+    let known = json!({"clusterUID": "there"});
+    members.merge_status("edge-1", known).await?;
     let token_3 = token(&client, "edge-1").await?;
     let rebuilt = enroll(&hub, &token_3, &request()?, HERE).await;
     assert_refused(
@@ -444,14 +442,11 @@ async fn ca_rotation_waits_for_enrolled_agent_never_connected() -> TestResult {
     );
 
     // Simulates an agent that has connected and trusts the next root.
-    let status_patch = json!({
+    let status = json!({
         "certificateExpiry": certificate.not_after,
         "trustedRoots": {"trusted": [RootDigest::from_der(b"next").to_string()]},
     });
-    let status_patch = Patch::Merge(json!({ "status": status_patch }));
-    members
-        .patch_status("edge-1", &PatchParams::default(), &status_patch)
-        .await?;
+    members.merge_status("edge-1", status).await?;
     assert_eq!(blocking_members().await, []);
     Ok(())
 }

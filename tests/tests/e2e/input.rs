@@ -2,12 +2,12 @@
 
 use std::{fs, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    Hub, HubOptions, Mode, Pair, Parts, ServedChart, TestResult, assert_contains, eventually,
-    eventually_within, fleet::FleetClient, home_and_edge,
+    Hub, HubOptions, Merge as _, Mode, Pair, Parts, ServedChart, TestResult, assert_contains,
+    eventually, fleet::FleetClient, home_and_edge, wait_until_gone,
 };
 use krypton_types::names;
 use kube::{
@@ -251,21 +251,8 @@ async fn invalid_tenant_is_reported_without_affecting_others() -> TestResult {
 
     // After the correction, the Tenant is an ordinary Tenant.
     let right = json!({"spec": {"workspace": "short"}});
-    let merge = kube::api::Patch::Merge(right);
-    fleet_client
-        .tenants()
-        .patch(&long, &Default::default(), &merge)
-        .await?;
+    fleet_client.tenants().merge(&long, &right).await?;
     fleet_client.wait_ready(&long).await?;
     raw.delete("unreadable", &Default::default()).await?;
-    eventually_within(
-        "the unreadable Tenant to be gone",
-        MINUTE,
-        async || match raw.get_opt("unreadable").await? {
-            None => Ok(Some(())),
-            Some(left) => bail!("{:?}", left.metadata),
-        },
-    )
-    .await?;
-    Ok(())
+    Ok(wait_until_gone(&raw, "unreadable").await?)
 }

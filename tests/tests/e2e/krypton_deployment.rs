@@ -7,10 +7,11 @@ use krypton_crds::krypton_deployment::{
     DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus,
 };
 use krypton_tests::{
-    Merge as _, Mode, TestResult, assert_contains, by_agent, eventually,
+    Merge as _, Mode, TestResult, assert_contains, by_agent,
     fleet::{FleetClient, condition},
     kstatus, kubectl_krypton,
     no_tenants::assert_no_tenant_crd,
+    wait_until_gone, wait_until_replaced,
 };
 use krypton_types::names;
 
@@ -130,12 +131,9 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
 
     let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), "acme");
     let first = "sh.helm.release.v1.ced-acme.v1";
-    let before = secrets.get(first).await?.uid();
+    let before = secrets.get(first).await?;
     secrets.delete(first, &params).await?;
-    let waiting = eventually("the release to be another", async || {
-        Ok((secrets.get(first).await?.uid() != before).then_some(()))
-    });
-    waiting.await?;
+    wait_until_replaced(&secrets, &before).await?;
     complete().await;
     regions
         .wait_for_events(key.0, key.1, &["ReleaseMissing"])
@@ -156,12 +154,9 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
     regions.wait_for(key, READY).await;
 
     let namespaces: Api<Namespace> = Api::all(fleet_client.client.clone());
-    let before = namespaces.get("acme").await?.uid();
+    let before = namespaces.get("acme").await?;
     namespaces.delete("acme", &params).await?;
-    let waiting = eventually("the namespace to be another", async || {
-        Ok((namespaces.get("acme").await?.uid() != before).then_some(()))
-    });
-    waiting.await?;
+    wait_until_replaced(&namespaces, &before).await?;
     complete().await;
     regions.wait_for(key, READY).await;
     Ok(())
@@ -302,10 +297,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     let crds: Api<CustomResourceDefinition> = Api::all(regions.home.client());
     let name = KryptonDeployment::crd().name_any();
     crds.delete(&name, &DeleteParams::default()).await?;
-    let waiting = eventually("the CRD to be gone", async || {
-        Ok(crds.get_opt(&name).await?.is_none().then_some(()))
-    });
-    waiting.await?;
+    wait_until_gone(&crds, &name).await?;
     assert_eq!(fleet_client.releases().await?, before);
     // Recreated, the KryptonDeployments adopt their releases.
     let params = PostParams::default();

@@ -16,6 +16,7 @@ use krypton_tests::{
     },
     kubectl_krypton,
     port::Port,
+    wait_until_gone,
 };
 use krypton_types::names::{self, HUB_LEASE};
 use kube::{
@@ -376,10 +377,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     });
     let orphan = json!({"metadata": {"annotations": {names::ORPHAN_ANNOTATION: "true"}}});
     members.merge(EDGE, &orphan).await?;
-    eventually("the EdgeCluster to be gone", async || {
-        Ok(members.get_opt(EDGE).await?.is_none().then_some(()))
-    })
-    .await?;
+    wait_until_gone(&members, EDGE).await?;
     stage.hub("a").kill9().await?;
     assert_eq!(stage.wait_for_other_leader("a").await?, "b");
     member.start_again(&stage.edge)?;

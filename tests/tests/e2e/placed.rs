@@ -7,12 +7,12 @@ use futures::{StreamExt, TryStreamExt};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Mode, Pair, Parts,
-    TestResult, by_agent, eventually,
+    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Pair,
+    Parts, TestResult, by_agent, eventually,
     fleet::{ALL_READY, FleetClient, chart_flags},
 };
 use krypton_types::names;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
@@ -75,9 +75,7 @@ impl PlacementFleet {
     }
 
     async fn patch(&self, fleet_client: &FleetClient, name: &str, patch: Value) {
-        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let tenants = fleet_client.tenants();
-        tenants.patch(name, &params, &patch).await.unwrap();
+        fleet_client.tenants().merge(name, &patch).await.unwrap();
     }
 
     /// Waits until the member's Tenant satisfies the predicate.

@@ -8,6 +8,7 @@ use k8s_openapi::{
 };
 use krypton_tests::{
     Merge as _, Mode, Scenario, TestResult, assert_contains, eventually, fleet::FleetClient,
+    wait_until_replaced,
 };
 use krypton_types::names;
 use kube::{
@@ -60,13 +61,9 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     // All revisions are deleted: Krypton adopts the objects with the release's name.
     let api = secrets(&fleet_client);
     let params = DeleteParams::default();
-    let before = api.get(&secret_name(&release, 1)).await?.uid();
+    let before = api.get(&secret_name(&release, 1)).await?;
     api.delete(&secret_name(&release, 1), &params).await?;
-    eventually("revision 1 to be another", async || {
-        let now = api.get(&secret_name(&release, 1)).await?;
-        Ok((now.uid() != before).then_some(()))
-    })
-    .await?;
+    wait_until_replaced(&api, &before).await?;
     fleet_client.wait_deployed("acme", &release, 1).await?;
 
     write("v2")?;
@@ -80,13 +77,9 @@ async fn deleted_or_damaged_release_secrets_are_repaired() -> TestResult {
     fleet_client.wait_deployed("acme", &release, 4).await?;
 
     // The newest revision is deleted: only superseded ones are left.
-    let before = api.get(&secret_name(&release, 4)).await?.uid();
+    let before = api.get(&secret_name(&release, 4)).await?;
     api.delete(&secret_name(&release, 4), &params).await?;
-    eventually("revision 4 to be another", async || {
-        let now = api.get(&secret_name(&release, 4)).await?;
-        Ok((now.uid() != before).then_some(()))
-    })
-    .await?;
+    wait_until_replaced(&api, &before).await?;
     fleet_client.wait_deployed("acme", &release, 4).await?;
 
     // A revision is damaged while no other action is pending: Helm ignores it, but its name would block the next

@@ -9,7 +9,7 @@ use krypton_crds::tenant::Tenant;
 use krypton_tests::fleet::{FleetClient, HUB_NAMESPACE, SYSTEM_NAMESPACE};
 use krypton_tests::{
     Mode, Pair, Scenario, ServedChart, TestResult, by_agent, eventually, gate::EVENTS,
-    release_payload::rewrite,
+    release_payload::rewrite, wait_until_gone,
 };
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
@@ -399,15 +399,7 @@ async fn announced_uninstall_gives_no_rights(pair: &Pair, chart: &ServedChart) -
     let (first, newest) = (first.name_any(), newest.name_any());
 
     fleet_client.delete(WORKSPACE).await?;
-    eventually("the first revision to be gone", async || {
-        Ok(editor
-            .secrets
-            .get_opt(&first)
-            .await?
-            .is_none()
-            .then_some(()))
-    })
-    .await?;
+    wait_until_gone(&editor.secrets, &first).await?;
     let params = PostParams::default();
     editor.secrets.replace(&newest, &params, &changed).await?;
 

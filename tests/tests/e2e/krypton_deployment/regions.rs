@@ -10,6 +10,7 @@ use krypton_tests::{
     ServedChart, TestResult, eventually,
     fleet::{FleetClient, HUB_NAMESPACE, condition},
     no_tenants::reject_tenant_crd,
+    wait_until_gone,
 };
 use kube::{
     Api,
@@ -236,13 +237,7 @@ impl Regions {
     }
 
     pub(crate) async fn wait_gone(&self, namespace: &str, name: &str) {
-        let api = self.api(namespace);
-        let what = format!("{namespace}/{name} to be gone");
-        let waiting = eventually(&what, async || match api.get_opt(name).await? {
-            None => Ok(Some(())),
-            Some(object) => bail!("{:?} {:?}", object.metadata, object.status),
-        });
-        waiting.await.unwrap();
+        wait_until_gone(&self.api(namespace), name).await.unwrap();
     }
 
     async fn events(&self, namespace: &str, name: &str) -> Result<Vec<Event>> {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use anyhow::{Result, bail};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use krypton_tests::{
-    Cluster, Hub, HubOptions, Parts, ServedChart, TestResult, eventually,
+    Cluster, Hub, HubOptions, Merge as _, Parts, ServedChart, TestResult, eventually,
     fleet::{ExpectedCondition, FleetClient},
     kubeconfig,
     port::Port,
@@ -179,15 +179,11 @@ impl SourceObject {
     }
 
     pub(crate) async fn merge(&self, patch: Value) {
-        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        self.api.patch(&self.name, &params, &patch).await.unwrap();
+        self.api.merge(&self.name, &patch).await.unwrap();
     }
 
     pub(crate) async fn merge_status(&self, status: Value) {
-        let params = PatchParams::default();
-        let patch = Patch::Merge(json!({ "status": status }));
-        let patched = self.api.patch_status(&self.name, &params, &patch);
-        patched.await.unwrap();
+        self.api.merge_status(&self.name, status).await.unwrap();
     }
 
     pub(crate) async fn delete(&self) {

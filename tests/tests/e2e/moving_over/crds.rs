@@ -10,10 +10,11 @@ use krypton_tests::{
     fleet::{FleetClient, ValuesFile},
     kubectl_krypton,
     original::apply_crd,
+    wait_until_gone,
 };
 use kube::{
     Api, CustomResourceExt, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, PostParams},
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
@@ -133,11 +134,7 @@ async fn check_replacement(
         Ok(Some(api.create(&PostParams::default(), &object).await?))
     })
     .await?;
-    let write = async |status: &Value| {
-        let patch = Patch::Merge(json!({ "status": status }));
-        api.patch_status("acme", &PatchParams::default(), &patch)
-            .await
-    };
+    let write = async |status: &Value| api.merge_status("acme", status.clone()).await;
     let slash = condition("ClusterReady/edge-1");
     // Most copies of the original's CRD reject the operator's own writes.
     let takes = write(&slash).await.is_ok();
@@ -172,11 +169,7 @@ async fn check_replacement(
     api.delete("acme", &DeleteParams::default()).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(client);
     crds.delete(&name, &DeleteParams::default()).await?;
-    eventually("the CRD to be gone", async || {
-        Ok(crds.get_opt(&name).await?.is_none().then_some(()))
-    })
-    .await?;
-    Ok(())
+    Ok(wait_until_gone(&crds, &name).await?)
 }
 
 /// Creates a Tenant with its release under each of the original's CRDs, and one that the last of them has robbed of its
@@ -339,10 +332,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
         })
         .await
         .unwrap();
-        let patch = Patch::Merge(json!({ "status": condition("Ready") }));
-        api.patch_status(name, &PatchParams::default(), &patch)
-            .await
-            .unwrap();
+        api.merge_status(name, condition("Ready")).await.unwrap();
         api
     };
     {
@@ -395,10 +385,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     apply_crd(pair.home(), EMBEDDED).await?;
     let params = DeleteParams::default();
     deployments.delete("goes", &params).await?;
-    eventually("the deleted Tenant to be gone", async || {
-        Ok(deployments.get_opt("goes").await?.is_none().then_some(()))
-    })
-    .await?;
+    wait_until_gone(&deployments, "goes").await?;
     let remaining = fleet_client.revisions("goes", "ced-goes").await?;
     assert!(remaining.is_empty(), "{remaining:?}");
     assert!(is_ours(
