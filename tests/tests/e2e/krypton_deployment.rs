@@ -42,7 +42,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     let mut regions = Regions::start_with("routed", mode, &["paris"], unusual).await?;
     regions.replace_agent("paris", &["--retry-max=15m"]).await;
     let key = ("default", "acme");
-    regions.create(key.0, key.1, regions.region("paris")).await;
+    regions.create(key, regions.region("paris")).await;
     let object = regions.wait_for(key, READY).await;
     let status = object.status.clone().unwrap();
     assert_eq!(status.phase, Some(DeploymentPhase::Ready));
@@ -67,7 +67,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
         "HelmDeployed",
         "Ready",
     ];
-    regions.wait_for_events(key.0, key.1, &reasons).await;
+    regions.wait_for_events(key, &reasons).await;
     let fleet_client = regions.edge("paris");
     fleet_client.wait_deployed("acme", "ced-acme", 1).await?;
 
@@ -77,12 +77,11 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     // A new hub has only the state on the home cluster. The cleanup of the earlier failure is still running.
     regions.replace_hub().await?;
     let account = json!({"spec": {"account": {"displayName": "Acme"}}});
-    regions.patch(key.0, key.1, account).await;
+    regions.patch(key, account).await;
     regions.wait_for(key, READY).await;
     fleet_client.wait_deployed("acme", "ced-acme", 5).await?;
 
-    regions.delete(key.0, key.1).await;
-    regions.wait_gone(key.0, key.1).await;
+    regions.remove(key).await;
     assert!(fleet_client.revisions("acme", "ced-acme").await?.is_empty());
     fleet_client.wait_for_namespace_deletion("acme").await?;
     let reasons = [
@@ -91,7 +90,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
         "EdgeNamespaceDeleteRequested",
         "FinalizerRemoved",
     ];
-    regions.wait_for_events(key.0, key.1, &reasons).await;
+    regions.wait_for_events(key, &reasons).await;
     assert_no_tenant_crd(&regions.edges["paris"]).await?;
     Ok(())
 }
@@ -135,9 +134,7 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
     secrets.delete(first, &params).await?;
     wait_until_replaced(&secrets, &before).await?;
     complete().await;
-    regions
-        .wait_for_events(key.0, key.1, &["ReleaseMissing"])
-        .await;
+    regions.wait_for_events(key, &["ReleaseMissing"]).await;
     regions.wait_for(key, READY).await;
 
     let uninstall = [
@@ -148,9 +145,7 @@ async fn edge_changes_are_reverted(regions: &Regions, key: (&str, &str)) -> Test
     ];
     regions.edges["paris"].helm(uninstall).await?;
     fleet_client.wait_deployed("acme", "ced-acme", 2).await?;
-    regions
-        .wait_for_events(key.0, key.1, &["ReleaseNotInstalled"])
-        .await;
+    regions.wait_for_events(key, &["ReleaseNotInstalled"]).await;
     regions.wait_for(key, READY).await;
 
     let namespaces: Api<Namespace> = Api::all(fleet_client.client.clone());
@@ -176,7 +171,7 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
         "metadata": {"annotations": {names::PAUSED_ANNOTATION: "true"}},
         "spec": {"account": {"owner": "somebody"}},
     });
-    regions.patch(key.0, key.1, pause).await;
+    regions.patch(key, pause).await;
     regions.wait_for(key, READY).await;
     regions.chart.write("replicaCount: 1")?;
     let paused = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
@@ -186,7 +181,7 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
     regions.wait_until(key, "that it is paused", paused).await;
     newest(1, "deployed").await;
     let go_on = json!({"metadata": {"annotations": {names::PAUSED_ANNOTATION: null}}});
-    regions.patch(key.0, key.1, go_on).await;
+    regions.patch(key, go_on).await;
     newest(2, "deployed").await;
 
     // No pods run on the member.
@@ -213,16 +208,14 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
     let line = failed.status.clone().unwrap().last_message.unwrap();
     assert_contains!(line, "revision 2 keeps running");
     assert_eq!(phase_of(failed), Some(DeploymentPhase::Error));
-    regions
-        .wait_for_events(key.0, key.1, &["HelmDeployFailed"])
-        .await;
+    regions.wait_for_events(key, &["HelmDeployFailed"]).await;
     let revisions = fleet_client.revisions("acme", "ced-acme").await?;
     let expected = [(1, "superseded"), (2, "deployed"), (3, "failed")];
     let expected = expected.map(|(number, status)| (number, status.to_owned()));
     assert_eq!(revisions, expected);
     let reconcile_request =
         json!({"metadata": {"annotations": {names::RECONCILE_REQUESTED_ANNOTATION: "now"}}});
-    regions.patch(key.0, key.1, reconcile_request).await;
+    regions.patch(key, reconcile_request).await;
     newest(4, "failed").await;
     let acknowledged = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
         status.last_handled_reconcile_at.as_deref() == Some("now")
@@ -247,13 +240,14 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     let fleet_client = regions.edge("paris");
     let long = "a".repeat(63);
     let paris = json!({"name": "paris"});
-    // This namespace is outside Krypton's scope.
+    // The first namespace is outside Krypton's scope.
     let outside = ("kube-node-lease", "outside");
-    regions.create(outside.0, outside.1, paris.clone()).await;
-    regions.create("default", "acme", paris.clone()).await;
-    regions.wait_for(("default", "acme"), READY).await;
-    regions.create("default", &long, paris.clone()).await;
-    regions.wait_for(("default", &long), READY).await;
+    let (older, younger) = (("default", "acme"), ("kube-public", "acme"));
+    regions.create(outside, paris.clone()).await;
+    for key in [older, ("default", long.as_str())] {
+        regions.create(key, paris.clone()).await;
+        regions.wait_for(key, READY).await;
+    }
     let release = names::deployment_release(&long);
     assert!(release.len() <= names::RELEASE_NAME_MAX);
     fleet_client.wait_deployed(&long, &release, 1).await?;
@@ -264,34 +258,26 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
 
     let in_use = ("Ready", "False", "ReleaseInUse");
     let before = fleet_client.releases().await?;
-    regions.create("kube-public", "acme", paris.clone()).await;
-    let younger = regions.wait_for(("kube-public", "acme"), in_use).await;
-    let line = younger.status.unwrap().last_message.unwrap();
+    regions.create(younger, paris.clone()).await;
+    let rejected = regions.wait_for(younger, in_use).await;
+    let line = rejected.status.unwrap().last_message.unwrap();
     assert_contains!(line, "belongs to KryptonDeployment default/acme");
-    regions
-        .create("default", "too.many.dots", paris.clone())
-        .await;
-    regions
-        .wait_for(
-            ("default", "too.many.dots"),
-            ("Ready", "False", "WorkspaceInvalid"),
-        )
-        .await;
-    regions.delete("default", "too.many.dots").await;
-    regions.wait_gone("default", "too.many.dots").await;
+    let dots = ("default", "too.many.dots");
+    regions.create(dots, paris.clone()).await;
+    let invalid = ("Ready", "False", "WorkspaceInvalid");
+    regions.wait_for(dots, invalid).await;
+    regions.remove(dots).await;
     assert_eq!(fleet_client.releases().await?, before);
 
     // Deleting the older one removes its release, and the younger one is installed.
-    regions.delete("default", "acme").await;
-    regions.wait_gone("default", "acme").await;
-    regions.wait_for(("kube-public", "acme"), READY).await;
+    regions.remove(older).await;
+    regions.wait_for(younger, READY).await;
     fleet_client.wait_deployed("acme", "ced-acme", 1).await?;
     let before = fleet_client.releases().await?;
     // A new KryptonDeployment is the younger one, and its deletion removes nothing.
-    regions.create("default", "acme", paris.clone()).await;
-    regions.wait_for(("default", "acme"), in_use).await;
-    regions.delete("default", "acme").await;
-    regions.wait_gone("default", "acme").await;
+    regions.create(older, paris.clone()).await;
+    regions.wait_for(older, in_use).await;
+    regions.remove(older).await;
     assert_eq!(fleet_client.releases().await?, before);
 
     let crds: Api<CustomResourceDefinition> = Api::all(regions.home.client());
@@ -302,13 +288,12 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     // Recreated, the KryptonDeployments adopt their releases.
     let params = PostParams::default();
     crds.create(&params, &KryptonDeployment::crd()).await?;
-    regions.create("kube-public", "acme", paris).await;
-    regions.wait_for(("kube-public", "acme"), READY).await;
+    regions.create(younger, paris).await;
+    regions.wait_for(younger, READY).await;
     assert_eq!(fleet_client.releases().await?, before);
 
     // The namespace that was created for the first KryptonDeployment is deleted with the last.
-    regions.delete("kube-public", "acme").await;
-    regions.wait_gone("kube-public", "acme").await;
+    regions.remove(younger).await;
     fleet_client.wait_for_namespace_deletion("acme").await?;
     Ok(())
 }
@@ -321,93 +306,55 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     regions
         .create_secret("team-a", "rome-admin", rome, &keys)
         .await?;
-    let region = |namespace: &str, name: &str, key: &str| json!({"name": "somewhere", "kubeconfig": {"secret": {"namespace": namespace, "name": name, "key": key}}});
+    let region = |name: &str| {
+        let secret = json!({"namespace": "team-a", "name": name, "key": "admin.conf"});
+        json!({"name": "somewhere", "kubeconfig": {"secret": secret}})
+    };
+    let unresolved = |reason| ("TargetClusterResolved", "False", reason);
+    let (theirs, own) = (("default", "theirs"), ("team-a", "own"));
     // A Secret in a foreign namespace and a missing Secret produce the same message.
-    regions
-        .create(
-            "default",
-            "theirs",
-            region("team-a", "rome-admin", "admin.conf"),
-        )
-        .await;
-    regions
-        .create(
-            "default",
-            "guessed",
-            region("team-a", "guessed", "admin.conf"),
-        )
-        .await;
-    for name in ["theirs", "guessed"] {
-        regions
-            .wait_for(
-                ("default", name),
-                ("TargetClusterResolved", "False", "SecretNotAllowed"),
-            )
-            .await;
-        regions
-            .wait_for(("default", name), ("Ready", "False", "EdgeUnavailable"))
-            .await;
-        assert_kstatus(&regions, name, "Failed: Edge cluster somewhere ").await?;
+    for (key, secret) in [(theirs, "rome-admin"), (("default", "guessed"), "guessed")] {
+        regions.create(key, region(secret)).await;
+        let not_allowed = unresolved("SecretNotAllowed");
+        regions.wait_for(key, not_allowed).await;
+        let unavailable = ("Ready", "False", "EdgeUnavailable");
+        regions.wait_for(key, unavailable).await;
+        assert_kstatus(&regions, key.1, "Failed: Edge cluster somewhere ").await?;
     }
-    regions
-        .create(
-            "team-a",
-            "own",
-            region("team-a", "rome-admin", "admin.conf"),
-        )
-        .await;
+    regions.create(own, region("rome-admin")).await;
     // The Secret is not in the hub's namespace.
-    let not_accepted = ("TargetClusterResolved", "False", "NotAccepted");
-    regions.wait_for(("team-a", "own"), not_accepted).await;
+    regions.wait_for(own, unresolved("NotAccepted")).await;
     let fleet_client = FleetClient::new(&regions.home);
     fleet_client.accept_member("rome-admin").await?;
-    regions.wait_for(("team-a", "own"), READY).await;
+    regions.wait_for(own, READY).await;
     // Referenced from its own namespace, the Secret becomes a member, but stays closed to other namespaces.
-    regions
-        .wait_for(
-            ("default", "theirs"),
-            ("TargetClusterResolved", "False", "SecretNotAllowed"),
-        )
-        .await;
+    let not_allowed = unresolved("SecretNotAllowed");
+    regions.wait_for(theirs, not_allowed).await;
     let label = format!("{}=true", names::OPEN_TO_DEPLOYMENTS_LABEL);
     let label = format!("label secret rome-admin -n team-a {label}");
     regions.home.kubectl_line(&label).await?;
-    regions.wait_for(("default", "theirs"), READY).await;
+    regions.wait_for(theirs, READY).await;
 
     // With the deprecated field, with a missing key, and without an account.
-    let deprecated = json!({"name": "x", "kubeconfigSecretName": "paris-kubeconfig"});
-    regions.create("default", "deprecated", deprecated).await;
-    regions.wait_for(("default", "deprecated"), READY).await;
-    regions
-        .patch(
-            "default",
-            "deprecated",
-            json!({"spec": {"account": {"name": ""}}}),
-        )
-        .await;
-    let missing = regions
-        .wait_for(
-            ("default", "deprecated"),
-            ("Ready", "False", "AccountMissing"),
-        )
-        .await;
+    let region = json!({"name": "x", "kubeconfigSecretName": "paris-kubeconfig"});
+    let deprecated = ("default", "deprecated");
+    regions.create(deprecated, region).await;
+    regions.wait_for(deprecated, READY).await;
+    let nameless = json!({"spec": {"account": {"name": ""}}});
+    regions.patch(deprecated, nameless).await;
+    let account_missing = ("Ready", "False", "AccountMissing");
+    let missing = regions.wait_for(deprecated, account_missing).await;
     assert_eq!(missing.status.unwrap().phase, Some(DeploymentPhase::Error));
     assert_kstatus(&regions, "deprecated", "Failed: spec.account.name is empty").await?;
     let fleet_client = regions.edge("paris");
     fleet_client
         .wait_deployed("deprecated", "ced-deprecated", 1)
         .await?;
-    regions
-        .wait_for_events("default", "deprecated", &["AccountMissing"])
-        .await;
+    let reasons = ["AccountMissing"];
+    regions.wait_for_events(deprecated, &reasons).await;
     // A missing account doesn't block the deletion.
-    regions.delete("default", "deprecated").await;
-    regions.wait_gone("default", "deprecated").await;
-    assert!(
-        fleet_client
-            .revisions("deprecated", "ced-deprecated")
-            .await?
-            .is_empty()
-    );
+    regions.remove(deprecated).await;
+    let remaining = fleet_client.revisions("deprecated", "ced-deprecated");
+    assert_eq!(remaining.await?, []);
     Ok(())
 }

@@ -174,8 +174,7 @@ impl Regions {
 
     pub(crate) async fn create(
         &self,
-        namespace: &str,
-        name: &str,
+        (namespace, name): (&str, &str),
         region: Value,
     ) -> KryptonDeployment {
         let spec = json!({"account": {"name": "acme"}, "region": region});
@@ -189,14 +188,20 @@ impl Regions {
         .unwrap()
     }
 
-    pub(crate) async fn patch(&self, namespace: &str, name: &str, patch: Value) {
+    pub(crate) async fn patch(&self, (namespace, name): (&str, &str), patch: Value) {
         let api = self.api(namespace);
         api.merge(name, &patch).await.unwrap();
     }
 
-    pub(crate) async fn delete(&self, namespace: &str, name: &str) {
+    async fn delete(&self, (namespace, name): (&str, &str)) {
         let params = DeleteParams::default();
         self.api(namespace).delete(name, &params).await.unwrap();
+    }
+
+    /// Deletes the KryptonDeployment, and waits until it is gone.
+    pub(crate) async fn remove(&self, key: (&str, &str)) {
+        self.delete(key).await;
+        self.wait_gone(key).await;
     }
 
     pub(crate) async fn wait_until(
@@ -236,11 +241,11 @@ impl Regions {
         self.wait_until(key, &format!("{expected:?}"), right).await
     }
 
-    pub(crate) async fn wait_gone(&self, namespace: &str, name: &str) {
+    async fn wait_gone(&self, (namespace, name): (&str, &str)) {
         wait_until_gone(&self.api(namespace), name).await.unwrap();
     }
 
-    async fn events(&self, namespace: &str, name: &str) -> Result<Vec<Event>> {
+    async fn events(&self, (namespace, name): (&str, &str)) -> Result<Vec<Event>> {
         let events: Api<Event> = Api::namespaced(self.home.client(), namespace);
         let params = ListParams::default().fields(&format!(
             "involvedObject.kind=KryptonDeployment,involvedObject.name={name}"
@@ -251,7 +256,7 @@ impl Regions {
     /// Waits for an event with this reason and a message that contains this text.
     pub(crate) async fn wait_for_event(&self, key: (&str, &str), reason: &str, text: &str) {
         let waiting = eventually("the event", async || {
-            let mut all = self.events(key.0, key.1).await?;
+            let mut all = self.events(key).await?;
             all.retain(|event| event.reason.as_deref() == Some(reason));
             let messages: Vec<String> = all.into_iter().filter_map(|event| event.message).collect();
             match messages.iter().any(|message| message.contains(text)) {
@@ -262,9 +267,9 @@ impl Regions {
         waiting.await.unwrap();
     }
 
-    pub(crate) async fn wait_for_events(&self, namespace: &str, name: &str, reasons: &[&str]) {
+    pub(crate) async fn wait_for_events(&self, key: (&str, &str), reasons: &[&str]) {
         let waiting = eventually("the events", async || {
-            let all = self.events(namespace, name).await?;
+            let all = self.events(key).await?;
             let recorded: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
             let missing = reasons
                 .iter()
