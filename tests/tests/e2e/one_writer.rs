@@ -24,7 +24,7 @@ struct Home {
     _hub: Hub,
     cluster: Cluster,
     watch: HelmWatch,
-    _chart: (ChartRepository, Gate),
+    _repository: ChartRepository,
 }
 
 impl Home {
@@ -42,8 +42,18 @@ impl Home {
             _hub: hub,
             cluster,
             watch,
-            _chart: (repository, gate),
+            _repository: repository,
         })
+    }
+
+    /// Also starts an edge cluster.
+    async fn start_with_edge(name: &str) -> TestResult<(Self, Cluster)> {
+        let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
+        let (home, edge) = tokio::join!(
+            Self::start(&names[0]),
+            Cluster::start(&names[1], Parts::WithControllers)
+        );
+        Ok((home?, edge?))
     }
 
     /// Starts the member's first agent, which acquires the Lease.
@@ -106,11 +116,7 @@ async fn check_single_deployed_revision(at_edge: &FleetClient, name: &str, relea
 
 #[tokio::test]
 async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
-    let (home, edge) = tokio::join!(
-        Home::start("frozen-home"),
-        Cluster::start("frozen-edge", Parts::WithControllers)
-    );
-    let (home, edge) = (home?, edge?);
+    let (home, edge) = Home::start_with_edge("frozen").await?;
     let (at_edge, watch) = (FleetClient::new(&edge), &home.watch);
     let helm = watch.flag("one")?;
     let mut one = home.join("edge-1", &edge, edge.kubeconfig(), &helm).await;
@@ -159,11 +165,7 @@ async fn frozen_agent_runs_no_helm_after_takeover() -> TestResult {
 
 #[tokio::test]
 async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
-    let (home, edge) = tokio::join!(
-        Home::start("replicas-home"),
-        Cluster::start("replicas-edge", Parts::WithControllers)
-    );
-    let (home, edge) = (home?, edge?);
+    let (home, edge) = Home::start_with_edge("replicas").await?;
     let (at_home, at_edge) = (FleetClient::new(&home.cluster), FleetClient::new(&edge));
     let folder = TempDir::with_prefix("krypton-join-")?;
     let file = folder.path().join("bundle.yaml");
@@ -218,11 +220,7 @@ async fn replicas_share_bundle_and_stopping_one_drains_helm() -> TestResult {
 
 #[tokio::test]
 async fn restart_in_same_pod_reacquires_lease_immediately() -> TestResult {
-    let (home, edge) = tokio::join!(
-        Home::start("same-pod-home"),
-        Cluster::start("same-pod-edge", Parts::WithControllers)
-    );
-    let (home, edge) = (home?, edge?);
+    let (home, edge) = Home::start_with_edge("same-pod").await?;
     let at_edge = FleetClient::new(&edge);
     let helm = home.watch.flag("one")?;
     let folder = TempDir::with_prefix("krypton-join-")?;

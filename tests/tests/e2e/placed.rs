@@ -7,9 +7,9 @@ use futures::{StreamExt, TryStreamExt};
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::tenant::Tenant;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Pair,
-    Parts, TestResult, by_agent, eventually,
-    fleet::{ALL_READY, FleetClient, chart_flags},
+    Cluster, Hub, HubOptions, Membership, Merge as _, Mode, Pair, Parts, Scenario, ServedChart,
+    TestResult, by_agent, eventually,
+    fleet::{ALL_READY, FleetClient, condition},
 };
 use krypton_types::names;
 use kube::api::ListParams;
@@ -27,23 +27,19 @@ struct PlacementFleet {
     pair: Pair,
     home: FleetClient,
     edge: FleetClient,
-    _repository: ChartRepository,
+    _chart: ServedChart,
 }
 
 impl PlacementFleet {
     async fn start(name: &str, mode: Mode) -> TestResult<Self> {
-        let charts = [ChartSource::small("1.0.0")];
-        let repository = ChartRepository::start(&charts).await?;
-        let mut pair = Pair::start(name, mode, Parts::WithControllers).await?;
-        let mut flags = chart_flags(&repository, "small", "1.0.0");
-        flags.extend(["--tenant-values".to_owned(), "--place-tenants".to_owned()]);
-        pair.start_hub_and_join(flags).await?;
+        let flags = ["--tenant-values", "--place-tenants"];
+        let (pair, chart) = Scenario::new(name, mode).flags(&flags).start().await?;
         pair.home().create_namespace(TEAM).await?;
         Ok(Self {
             home: FleetClient::new(pair.home()).in_namespace(TEAM),
             edge: pair.fleet_client().in_namespace(TEAM),
             pair,
-            _repository: repository,
+            _chart: chart,
         })
     }
 
@@ -58,17 +54,11 @@ impl PlacementFleet {
 
     /// Waits until the Tenant is placed and ready, and returns the member's Tenant.
     async fn wait_placed(&self, name: &str) -> TestResult<Tenant> {
-        let conditions = self
-            .home
-            .wait_for(name, &[PLACED, ALL_READY])
-            .await?
-            .status
-            .unwrap()
-            .conditions;
-        let ready = self.pair.condition("ClusterReady");
-        let ready = conditions.iter().find(|condition| condition.type_ == ready);
+        let tenant = self.home.wait_for(name, &[PLACED, ALL_READY]).await?;
+        let conditions = tenant.status.unwrap().conditions;
+        let ready = condition(&conditions, &self.pair.condition("ClusterReady"));
         assert!(
-            ready.is_some_and(|condition| condition.status == "True"),
+            ready.is_some_and(|it| it.status == "True"),
             "{conditions:?}"
         );
         Ok(self.edge.tenants().get(name).await?)

@@ -20,7 +20,6 @@ struct GatedMember {
     pair: Pair,
     fleet_client: FleetClient,
     chart: ServedChart,
-    _gate: Gate,
 }
 
 impl GatedMember {
@@ -37,7 +36,6 @@ impl GatedMember {
             fleet_client: pair.fleet_client(),
             pair,
             chart,
-            _gate: gate,
         })
     }
 

@@ -131,7 +131,6 @@ async fn wait_complete(
 struct GatedMember {
     pair: Pair,
     chart: ServedChart,
-    _gate: Gate,
 }
 
 impl GatedMember {
@@ -144,11 +143,7 @@ impl GatedMember {
             .flags(more)
             .start()
             .await?;
-        Ok(Self {
-            pair,
-            chart,
-            _gate: gate,
-        })
+        Ok(Self { pair, chart })
     }
 
     fn folder(&mut self) -> Result<PathBuf> {

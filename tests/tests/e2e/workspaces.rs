@@ -6,9 +6,8 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::Namespace;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_tests::{
-    ChartRepository, ChartSource, Merge as _, Mode, Pair, Parts, TestResult, assert_contains,
-    by_agent, eventually,
-    fleet::{FleetClient, chart_flags},
+    ChartSource, Merge as _, Mode, Pair, Parts, ServedChart, TestResult, assert_contains, by_agent,
+    eventually, fleet::FleetClient,
 };
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
@@ -71,14 +70,11 @@ async fn wait_for_metadata(
 }
 
 async fn workspace_metadata_follows_fleet_and_member_configuration(mode: Mode) -> TestResult {
-    let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
+    let source = ChartSource::small("1.0.0");
+    let chart = ServedChart::new(source, ("small", "1.0.0"), None).await?;
     let mut pair = Pair::start("workspaces", mode, Parts::WithControllers).await?;
-    let mut plain = chart_flags(&repository, "small", "1.0.0");
-    plain.push("--wait=hooks".to_owned());
-    let with_flags = |extra_flags: &[&str]| {
-        let extra_flags = extra_flags.iter().map(|flag| (*flag).to_owned());
-        plain.iter().cloned().chain(extra_flags).collect::<Vec<_>>()
-    };
+    let with_flags =
+        |extra_flags: &[&str]| chart.flags(&[&["--wait=hooks"][..], extra_flags].concat());
     let first = with_flags(&[
         "--workspace-labels=team=a,zone=1",
         r"--workspace-annotations=example.org/note=one\, two",
