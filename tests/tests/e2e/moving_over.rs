@@ -10,18 +10,14 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use krypton_tests::{
-    Agent, AgentOptions, ChartRepository, ChartSource, Mode, Original, Pair, Parts, TestResult,
+    Agent, AgentOptions, ChartSource, Mode, Original, Pair, Parts, ServedChart, TestResult,
     by_agent, eventually,
-    fleet::{ALL_READY, FleetClient, ValuesFile, chart_flags, values_flag},
+    fleet::{ALL_READY, FleetClient},
     original::apply_crd,
 };
 use krypton_types::names;
-use kube::{
-    Api, ResourceExt,
-    api::{DeleteParams, ListParams},
-};
+use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::json;
-use tempfile::TempDir;
 
 const HANDWRITTEN_CRD: &str = "tenant-g1-by-hand.yaml";
 /// Only one template sets a namespace.
@@ -73,41 +69,25 @@ by_agent!(
     unfinished_tenants_are_repaired_and_deletions_completed
 );
 
-/// The chart `plain` with its repository.
-#[derive(Debug)]
-pub(crate) struct Charts {
-    pub repository: ChartRepository,
-    _folder: TempDir,
-}
-
-pub(crate) async fn charts() -> TestResult<Charts> {
+/// Serves the chart `plain` with its own values.
+pub(crate) async fn plain_chart() -> TestResult<ServedChart> {
     let folder = tempfile::tempdir()?;
     let files = [
         ("values.yaml", "{replicaCount: 0, message: first}\n"),
         ("templates/all.yaml", TEMPLATE),
     ];
     let chart = ChartSource::write(folder.path(), "plain", &files)?;
-    let repository = ChartRepository::start(&[chart]).await?;
-    Ok(Charts {
-        repository,
-        _folder: folder,
-    })
+    Ok(ServedChart::new(chart, ("plain", "1.0.0"), Some("{}")).await?)
 }
 
-pub(crate) fn original<'a>(pair: &'a Pair, charts: &'a Charts) -> Original<'a> {
+pub(crate) fn original<'a>(pair: &'a Pair, chart: &'a ServedChart) -> Original<'a> {
     Original {
         cluster: pair.cluster(),
-        repository: &charts.repository,
+        repository: &chart.repository,
         chart: "plain",
         version: "1.0.0",
         member: pair.name(),
     }
-}
-
-pub(crate) fn flags(charts: &Charts, values: &ValuesFile) -> Vec<String> {
-    let mut flags = chart_flags(&charts.repository, "plain", "1.0.0");
-    flags.push(values_flag(values));
-    flags
 }
 
 /// Returns the UIDs of the ConfigMaps in a namespace that Helm created, except terminating ones.
@@ -131,14 +111,30 @@ pub(crate) async fn check_no_helm_run(pair: &mut Pair) {
     assert!(!log.contains("running helm"), "{log}");
 }
 
+/// Waits until Krypton has signed this revision of a release in namespace `acme-ws`.
+pub(crate) async fn wait_until_signed(
+    fleet_client: &FleetClient,
+    release: &str,
+    revision: u32,
+) -> Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), "acme-ws");
+    let name = format!("sh.helm.release.v1.{release}.v{revision}");
+    eventually(&format!("{name} to be signed"), async || {
+        let secret = secrets.get(&name).await?;
+        let signed = secret.labels().contains_key("mesh.openkcm.io/tenant-uid");
+        Ok(signed.then_some(()))
+    })
+    .await
+}
+
 async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> TestResult {
-    let charts = charts().await?;
+    let chart = plain_chart().await?;
     let mut pair = Pair::start("unfinished", mode, Parts::WithControllers).await?;
     let fleet_client = pair.fleet_client();
     let [dead, wrong, doomed, spared] =
         ["dead", "wrong", "doomed", "spared"].map(|name| pair.release(name));
     {
-        let original = original(&pair, &charts);
+        let original = original(&pair, &chart);
         apply_crd(original.cluster, HANDWRITTEN_CRD).await?;
         let spec = |name: &str| json!({"workspace": format!("{name}-ws")});
         // The operator was killed during an installation, and its successor reported success.
@@ -166,16 +162,13 @@ async fn unfinished_tenants_are_repaired_and_deletions_completed(mode: Mode) -> 
     let before = fleet_client.releases().await?;
     let maps_before = config_maps(&fleet_client, "spared-ws").await?;
 
-    let values = ValuesFile::new("{}")?;
     // Krypton takes over a foreign lock after three times this timeout and a minute.
-    let short = "--helm-timeout=5s".to_owned();
-    let flags = flags(&charts, &values).into_iter();
-    pair.start_hub_and_join(flags.chain([short.clone()]))
-        .await?;
+    let short = ["--helm-timeout=5s"];
+    pair.start_hub_and_join(chart.flags(&short)).await?;
     let mut agent = None;
     if mode == Mode::Agent {
         pair.actor()?.stop().await?;
-        let options = AgentOptions::new(pair.cluster().kubeconfig()).args([short]);
+        let options = AgentOptions::new(pair.cluster().kubeconfig()).args(short);
         agent = Some(Agent::start(&options)?);
     }
     let [ready, error, progress] =
@@ -231,12 +224,12 @@ async fn count_reads_and_deletes(pair: &Pair) -> [u64; 2] {
 
 async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResult {
     const REVISIONS: u32 = 300;
-    let charts = charts().await?;
+    let chart = plain_chart().await?;
     let mut pair = Pair::start("piled", mode, Parts::WithControllers).await?;
     let fleet_client = pair.fleet_client();
     let release = pair.release("acme");
     {
-        let original = original(&pair, &charts);
+        let original = original(&pair, &chart);
         apply_crd(original.cluster, HANDWRITTEN_CRD).await?;
         original.install(&release, "acme-ws").await?;
         original
@@ -249,15 +242,14 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
     let before = fleet_client.releases().await?;
     assert_eq!(before.len(), REVISIONS as usize);
     let [read, _] = count_reads_and_deletes(&pair).await;
-    let values = ValuesFile::new("{}")?;
-    pair.start_hub_and_join(flags(&charts, &values)).await?;
+    pair.start_hub_and_join(chart.flags(&[])).await?;
     fleet_client.wait_ready("acme").await?;
     check_no_helm_run(&mut pair).await;
     let [adopted, deleted] = count_reads_and_deletes(&pair).await;
     assert!(adopted - read < 20, "{} reads of Secrets", adopted - read);
     assert_eq!(fleet_client.releases().await?, before);
 
-    values.write("message: second")?;
+    chart.write("message: second")?;
     fleet_client
         .wait_deployed("acme-ws", &release, REVISIONS + 1)
         .await?;
@@ -277,22 +269,8 @@ async fn long_history_is_adopted_cheaply_and_then_pruned(mode: Mode) -> TestResu
         "{} reads of Secrets",
         upgraded - adopted
     );
-    eventually("the adopted revision to be signed", async || {
-        let secrets: Api<Secret> = Api::namespaced(fleet_client.client.clone(), "acme-ws");
-        let adopted = secrets
-            .get(&format!("sh.helm.release.v1.{release}.v{REVISIONS}"))
-            .await?;
-        Ok(adopted
-            .labels()
-            .contains_key("mesh.openkcm.io/tenant-uid")
-            .then_some(()))
-    })
-    .await?;
-    fleet_client
-        .tenants()
-        .delete("acme", &DeleteParams::default())
-        .await?;
-    fleet_client.wait_gone("acme").await?;
+    wait_until_signed(&fleet_client, &release, REVISIONS).await?;
+    fleet_client.remove("acme").await?;
     assert!(fleet_client.releases().await?.is_empty());
     Ok(())
 }

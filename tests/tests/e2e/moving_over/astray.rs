@@ -9,44 +9,35 @@ use k8s_openapi::api::{
 };
 use krypton_tests::{
     Merge as _, Mode, Pair, Parts, TestResult, assert_contains, by_agent, eventually,
-    fleet::{FleetClient, ValuesFile},
-    original::apply_crd,
+    fleet::FleetClient, original::apply_crd,
 };
 use kube::{
     Api, ResourceExt,
-    api::{ListParams, PostParams},
+    api::{ApiResource, DynamicObject, ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
-use super::{HANDWRITTEN_CRD, charts, check_no_helm_run, config_maps, flags, original};
+use super::{
+    HANDWRITTEN_CRD, check_no_helm_run, config_maps, original, plain_chart, wait_until_signed,
+};
 
 by_agent!(next_upgrade_moves_only_original_objects_from_default);
 
 /// Returns kind and name of the release's objects in `default`.
 async fn objects_in_default(fleet_client: &FleetClient, release: &str) -> Result<Vec<String>> {
-    let api = |_: &()| fleet_client.client.clone();
-    let maps: Api<ConfigMap> = Api::namespaced(api(&()), "default");
-    let deployments: Api<Deployment> = Api::namespaced(api(&()), "default");
-    let services: Api<Service> = Api::namespaced(api(&()), "default");
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(api(&()), "default");
-    let all = ListParams::default();
     let mut objects = Vec::new();
-    let mut put = |kind: &str, name: String| {
-        if name.starts_with(release) {
-            objects.push(format!("{kind} {name}"));
-        }
-    };
-    for object in claims.list(&all).await? {
-        put("Claim", object.name_any());
-    }
-    for object in maps.list(&all).await? {
-        put("ConfigMap", object.name_any());
-    }
-    for object in deployments.list(&all).await? {
-        put("Deployment", object.name_any());
-    }
-    for object in services.list(&all).await? {
-        put("Service", object.name_any());
+    for (kind, resource) in [
+        ("Claim", ApiResource::erase::<PersistentVolumeClaim>(&())),
+        ("ConfigMap", ApiResource::erase::<ConfigMap>(&())),
+        ("Deployment", ApiResource::erase::<Deployment>(&())),
+        ("Service", ApiResource::erase::<Service>(&())),
+    ] {
+        let client = fleet_client.client.clone();
+        let api: Api<DynamicObject> = Api::namespaced_with(client, "default", &resource);
+        let listed = api.list_metadata(&ListParams::default()).await?;
+        let names = listed.items.iter().map(ResourceExt::name_any);
+        let names = names.filter(|name| name.starts_with(release));
+        objects.extend(names.map(|name| format!("{kind} {name}")));
     }
     Ok(objects)
 }
@@ -108,12 +99,12 @@ const NEVER_REMOVED: [&str; 4] = [
 ];
 
 async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> TestResult {
-    let charts = charts().await?;
+    let chart = plain_chart().await?;
     let mut pair = Pair::start("astray", mode, Parts::WithControllers).await?;
     let fleet_client = pair.fleet_client();
     let [acme, going, home] = ["acme", "going", "home"].map(|name| pair.release(name));
     {
-        let original = original(&pair, &charts);
+        let original = original(&pair, &chart);
         apply_crd(original.cluster, HANDWRITTEN_CRD).await?;
         for (name, release) in [("acme", &acme), ("going", &going)] {
             let workspace = format!("{name}-ws");
@@ -136,8 +127,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     let role = roles.get(&acme).await?;
 
     // Adopted: the Tenants are ready with the objects in `default`, and Helm doesn't run.
-    let values = ValuesFile::new("{}")?;
-    pair.start_hub_and_join(flags(&charts, &values)).await?;
+    pair.start_hub_and_join(chart.flags(&[])).await?;
     for name in ["acme", "going", "home"] {
         fleet_client.wait_ready(name).await?;
     }
@@ -157,7 +147,7 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     wait_for_objects(&fleet_client, &acme, &ALL_OBJECTS).await;
 
     // The next upgrade creates the objects in the workspace and removes those in `default`.
-    values.write("message: second")?;
+    chart.write("message: second")?;
     fleet_client.wait_deployed("acme-ws", &acme, 2).await?;
     wait_for_objects(&fleet_client, &acme, &NEVER_REMOVED).await;
     fleet_client.wait_ready("acme").await?;
@@ -192,20 +182,11 @@ async fn next_upgrade_moves_only_original_objects_from_default(mode: Mode) -> Te
     let recreated = json!({"metadata": {"name": acme, "labels": {"app.kubernetes.io/managed-by": "Helm"},
         "annotations": {"meta.helm.sh/release-name": acme, "meta.helm.sh/release-namespace": "acme-ws"}}});
     let recreated: ConfigMap = serde_json::from_value(recreated)?;
-    eventually("revision 1 to be signed", async || {
-        let api: Api<k8s_openapi::api::core::v1::Secret> =
-            Api::namespaced(fleet_client.client.clone(), "acme-ws");
-        let first = api.get(&format!("sh.helm.release.v1.{acme}.v1")).await?;
-        Ok(first
-            .labels()
-            .contains_key("mesh.openkcm.io/tenant-uid")
-            .then_some(()))
-    })
-    .await?;
+    wait_until_signed(&fleet_client, &acme, 1).await?;
     maps_of_default
         .create(&PostParams::default(), &recreated)
         .await?;
-    values.write("message: third")?;
+    chart.write("message: third")?;
     fleet_client.wait_deployed("acme-ws", &acme, 3).await?;
     fleet_client.wait_ready("acme").await?;
     fleet_client.remove("acme").await?;

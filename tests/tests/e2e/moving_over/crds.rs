@@ -5,11 +5,8 @@ use anyhow::ensure;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_crds::{krypton_deployment::KryptonDeployment, tenant::Tenant};
 use krypton_tests::{
-    Cluster, Merge as _, Mode, Original, Pair, Parts, TestResult, assert_contains, by_agent,
-    eventually,
-    fleet::{FleetClient, ValuesFile},
-    kubectl_krypton,
-    original::apply_crd,
+    Cluster, Merge as _, Mode, Original, Pair, Parts, ServedChart, TestResult, assert_contains,
+    by_agent, eventually, fleet::FleetClient, kubectl_krypton, original::apply_crd,
     wait_until_gone,
 };
 use kube::{
@@ -19,7 +16,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{ALL_READY, Charts, HANDWRITTEN_CRD, charts, check_no_helm_run, flags, original};
+use super::{ALL_READY, HANDWRITTEN_CRD, check_no_helm_run, original, plain_chart};
 
 const API_CRDS: &str = "tenant-g1-api-crds.yaml";
 const WITHOUT_WORKSPACE: &str = "tenant-g3-generated.yaml";
@@ -174,9 +171,9 @@ async fn check_replacement(
 
 /// Creates a Tenant with its release under each of the original's CRDs, and one that the last of them has robbed of its
 /// workspace.
-async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> TestResult {
+async fn create_tenants_of_each_generation(pair: &Pair, chart: &ServedChart) -> TestResult {
     let fleet_client = pair.fleet_client();
-    let original = original(pair, charts);
+    let original = original(pair, chart);
     let healthy = original.status(None);
     let bare = json!({"phase": "Ready", "lastMessage": "release installed"});
     // The Tenant exists on the edge cluster and at home, and names the edge cluster in both places.
@@ -229,10 +226,10 @@ async fn create_tenants_of_each_generation(pair: &Pair, charts: &Charts) -> Test
 }
 
 async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) -> TestResult {
-    let charts = charts().await?;
+    let chart = plain_chart().await?;
     let mut pair = Pair::start("moving", mode, Parts::WithControllers).await?;
     let (fleet_client, home) = (pair.fleet_client(), FleetClient::new(pair.home()));
-    create_tenants_of_each_generation(&pair, &charts).await?;
+    create_tenants_of_each_generation(&pair, &chart).await?;
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     let deployments: Api<DynamicObject> =
         Api::namespaced_with(home.client.clone(), "default", &kind);
@@ -257,10 +254,8 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
         uids.push(fleet_client.tenants().get(name).await?.uid());
     }
 
-    let values = ValuesFile::new("{}")?;
-    let extra_flags = ["--ensure-watch-crds".to_owned()];
-    pair.start_hub_and_join(flags(&charts, &values).into_iter().chain(extra_flags))
-        .await?;
+    let flags = chart.flags(&["--ensure-watch-crds"]);
+    pair.start_hub_and_join(flags).await?;
     let [ready, error] = ["ClusterReady", "ClusterError"].map(|kind| pair.condition(kind));
     for (name, reason, uid) in [
         ("first", "Installed", &uids[0]),
@@ -309,7 +304,7 @@ async fn tenants_of_each_generation_are_adopted_without_reinstall(mode: Mode) ->
 }
 
 async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
-    let charts = charts().await?;
+    let chart = plain_chart().await?;
     let mut pair = Pair::start("moving-deployments", mode, Parts::WithControllers).await?;
     let (fleet_client, home) = (pair.fleet_client(), FleetClient::new(pair.home()));
     let region = match mode {
@@ -336,7 +331,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
         api
     };
     {
-        let original = original(&pair, &charts);
+        let original = original(&pair, &chart);
         for name in ["acme", "goes", "second"] {
             let release = format!("ced-{name}");
             original.install(&release, name).await?;
@@ -352,8 +347,7 @@ async fn deployments_are_adopted_without_reinstall(mode: Mode) -> TestResult {
     assert_eq!(before.len(), 3);
 
     // By default, the hub doesn't create that CRD.
-    let values = ValuesFile::new("{}")?;
-    pair.start_hub_and_join(flags(&charts, &values)).await?;
+    pair.start_hub_and_join(chart.flags(&[])).await?;
     let is_ready = async |name: &str| {
         eventually("a KryptonDeployment to be ready", async || {
             let deployment = deployments.get(name).await?;
