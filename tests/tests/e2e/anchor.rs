@@ -16,6 +16,7 @@ use krypton_reconciler::{
 use krypton_tests::{
     Merge as _, Mode, Pair, Parts, Scenario, TestResult, by_agent, eventually,
     fleet::{FleetClient, SYSTEM_NAMESPACE},
+    wait_until_gone,
 };
 use kube::{
     Api, ResourceExt,
@@ -39,6 +40,12 @@ fn config_maps_api(fleet_client: &FleetClient) -> Api<ConfigMap> {
 
 fn secrets_api(fleet_client: &FleetClient) -> Api<Secret> {
     Api::namespaced(fleet_client.client.clone(), SYSTEM_NAMESPACE)
+}
+
+/// Returns the first owner of the record.
+async fn record_owner(fleet_client: &FleetClient) -> Result<OwnerReference> {
+    let record = secrets_api(fleet_client).get(RECORD_NAME).await?;
+    Ok(record.owner_references()[0].clone())
 }
 
 /// Returns the UID of the anchor when it differs from `before` and the anchor owns the record.
@@ -189,14 +196,9 @@ async fn recreate_all(fleet_client: &FleetClient) -> Result<BTreeMap<String, Str
             .delete(&namespace.name_any(), &DeleteParams::default())
             .await?;
     }
-    eventually("both namespaces to be gone", async || {
-        let remaining = futures::future::try_join(
-            namespaces.get_opt(SYSTEM_NAMESPACE),
-            namespaces.get_opt(TENANT),
-        );
-        Ok((remaining.await? == (None, None)).then_some(()))
-    })
-    .await?;
+    for (namespace, _) in &backup {
+        wait_until_gone(&namespaces, &namespace.name_any()).await?;
+    }
 
     for (namespace, objects) in backup {
         let mut new = Namespace::default();
@@ -245,15 +247,9 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     fleet_client.install(TENANT).await?;
     let first = wait_for_anchor(&fleet_client, None).await;
     let record = format!("Secret {SYSTEM_NAMESPACE}/{RECORD_NAME}");
-    assert_eq!(
-        objects_owned_by(&fleet_client, &first).await?,
-        [record.as_str()]
-    );
-    let owner = secrets_api(&fleet_client)
-        .get(RECORD_NAME)
-        .await?
-        .owner_references()[0]
-        .clone();
+    let owned = objects_owned_by(&fleet_client, &first).await?;
+    assert_eq!(owned, [record.as_str()]);
+    let owner = record_owner(&fleet_client).await?;
     assert_eq!((owner.controller, owner.block_owner_deletion), (None, None));
 
     // A user deletes the anchor while all components run.
@@ -276,11 +272,7 @@ async fn anchor_owns_only_record_and_loss_is_harmless(mode: Mode) -> TestResult 
     assert_eq!(owned, [record.as_str()]);
 
     // All objects are restored while no component runs.
-    let owner = secrets_api(&fleet_client)
-        .get(RECORD_NAME)
-        .await?
-        .owner_references()[0]
-        .clone();
+    let owner = record_owner(&fleet_client).await?;
     pair.stop().await?;
     backup_without_namespace(&fleet_client).await?;
     let revisions = fleet_client.revisions(TENANT, &release).await?;
@@ -337,11 +329,7 @@ async fn record_replaces_old_anchor_and_keeps_other_owners(mode: Mode) -> TestRe
     pair.start_hub_and_join(flags.map(str::to_owned)).await?;
     let fleet_client = pair.fleet_client();
     let uid = wait_for_anchor(&fleet_client, None).await;
-    let ours = secrets_api(&fleet_client)
-        .get(RECORD_NAME)
-        .await?
-        .owner_references()[0]
-        .clone();
+    let ours = record_owner(&fleet_client).await?;
     pair.actor()?.stop().await?;
 
     let former = OwnerReference {
@@ -354,8 +342,8 @@ async fn record_replaces_old_anchor_and_keeps_other_owners(mode: Mode) -> TestRe
         ..ours.clone()
     };
     let owners = json!({"metadata": {"ownerReferences": [former, theirs]}});
-    let patching = secrets_api(&fleet_client).merge(RECORD_NAME, &owners).await;
-    patching?;
+    let secrets = secrets_api(&fleet_client);
+    secrets.merge(RECORD_NAME, &owners).await?;
     let bare = json!({"metadata": {"labels": {"team": "a"}, "annotations": null}});
     let labelled = json!({"metadata": {"labels": null}});
     for patch in [labelled, bare] {

@@ -1,7 +1,5 @@
 //! Verifies the policies for CRDs in a chart's own folder: skip, create once, or update. Krypton never deletes them.
 
-use std::fs;
-
 use k8s_openapi::api::core::v1::Secret;
 use krypton_reconciler::record::RECORD_NAME;
 use krypton_tests::{
@@ -33,19 +31,10 @@ fn chart(folder: &TempDir, version: &str, field: &str) -> ChartSource {
         },
     });
     let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}}\n";
-    for (path, text) in [
-        (
-            "Chart.yaml",
-            format!("apiVersion: v2\nname: widgets\nversion: {version}\n"),
-        ),
-        ("crds/widgets.yaml", crd.to_string()),
-        ("templates/map.yaml", map.to_owned()),
-    ] {
-        let file = root.join(path);
-        fs::create_dir_all(file.parent().unwrap()).unwrap();
-        fs::write(file, text).unwrap();
-    }
-    ChartSource::folder(root)
+    let crd = crd.to_string();
+    let files = [("crds/widgets.yaml", &*crd), ("templates/map.yaml", map)];
+    let chart = ChartSource::write(&root, "widgets", &files).unwrap();
+    chart.version(version)
 }
 
 /// Returns the fields of the CRD, or an empty string if it is missing.

@@ -284,7 +284,6 @@ async fn keyring_accepts_only_charts_signed_by_its_keys() -> TestResult {
 by_agent!(signed_private_chart_range_stays_pinned_across_restart);
 
 async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> TestResult {
-    const READY: (&str, &str, &str) = ("Ready", "True", "AllClustersReady");
     let registry = Registry::start(Login::Token).await?;
     for version in ["1.0.0", "1.1.0", "2.0.0"] {
         let source = ChartSource::small(version).signed(Signer::Signer);
@@ -311,8 +310,7 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
     };
     let mut hub = Hub::start(&options())?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
-    at_edge.create("acme", json!({})).await?;
-    let tenant = at_edge.wait_for("acme", &[READY]).await?;
+    let tenant = at_edge.install("acme").await?;
     let applied = tenant.status.unwrap().last_applied_chart.unwrap();
     // Every member uses the content that the hub has verified, from any source.
     let pinned = format!("{url}/small:1.1.0@sha256:");
@@ -328,8 +326,7 @@ async fn signed_private_chart_range_stays_pinned_across_restart(mode: Mode) -> T
     registry.push(&newer).await?;
     hub.stop().await?;
     let mut hub = Hub::start(&options().on_port_of(&hub))?;
-    at_edge.create("later", json!({})).await?;
-    let later = at_edge.wait_for("later", &[READY]).await?;
+    let later = at_edge.install("later").await?;
     assert_eq!(later.status.unwrap().last_applied_chart, Some(applied));
     let release = "tenant-acme-edge-1";
     let revisions = at_edge.revisions("acme", release).await?;

@@ -157,22 +157,10 @@ async fn release_has_single_owner_and_original_is_adopted(mode: Mode) -> TestRes
     let cluster = cluster("ordered-twice", mode, Parts::WithControllers).await;
     let (fleet_client, repository) = (FleetClient::new(&cluster), small().await);
     // Installed by the original, in a namespace that Krypton doesn't own.
-    let url = repository.url();
-    let install = [
-        "install",
-        "ced-old",
-        "small",
-        "--repo",
-        &url,
-        "--version",
-        "1.0.0",
-        "--namespace",
-        "old",
-        "--create-namespace",
-        "--set",
-        "replicaCount=0",
-    ];
-    cluster.helm(install).await?;
+    let install = format!("install ced-old small --repo {}", repository.url());
+    let options = "--version 1.0.0 -n old --create-namespace --set replicaCount=0";
+    let install = format!("{install} {options}");
+    cluster.helm(install.split(' ')).await?;
 
     let drift = DriftPolicy::default();
     let mut stub = StubHub::start(mode, &cluster, &repository, "small", drift).await?;

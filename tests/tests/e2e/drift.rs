@@ -286,16 +286,11 @@ async fn install_as_original(
     chart: &ServedChart,
     (tenant, release): (&str, &str),
 ) -> TestResult {
-    let repo = format!("--repo={}", chart.repository.url());
-    let namespace = format!("--namespace={tenant}");
-    let install = ["install", release, "small", &repo, "--version=1.0.0"];
-    let how = [
-        namespace.as_str(),
-        "--create-namespace",
-        "--server-side=false",
-        "--set=replicaCount=0",
-    ];
-    cluster.helm(install.into_iter().chain(how)).await?;
+    let repo = chart.repository.url();
+    let install = format!("install {release} small --repo {repo} --version 1.0.0 -n {tenant}");
+    let options = "--create-namespace --server-side=false --set replicaCount=0";
+    let install = format!("{install} {options}");
+    cluster.helm(install.split(' ')).await?;
     Ok(())
 }
 

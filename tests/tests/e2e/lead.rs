@@ -14,7 +14,7 @@ use krypton_tests::{
     fleet::{
         CONNECTED, FleetClient, HUB_NAMESPACE, ValuesFile, chart_flags, condition, values_flag,
     },
-    kubectl_krypton,
+    home_and_edge, kubectl_krypton,
     port::Port,
     wait_until_gone,
 };
@@ -48,11 +48,7 @@ struct HubSet {
 impl HubSet {
     async fn new(name: &str, hubs: &[&str]) -> TestResult<Self> {
         let repository = ChartRepository::start(&[ChartSource::small("1.0.0")]).await?;
-        let names = ["home", "edge"].map(|side| format!("{name}-{side}"));
-        let (home, edge) = tokio::try_join!(
-            Cluster::start(&names[0], Parts::ControlPlane),
-            Cluster::start(&names[1], Parts::WithControllers),
-        )?;
+        let (home, edge) = home_and_edge(name, Parts::ControlPlane).await?;
         let mut stage = Self {
             hubs: BTreeMap::new(),
             ports: BTreeMap::new(),
@@ -135,6 +131,11 @@ impl HubSet {
             .unwrap();
     }
 
+    async fn wait_connected(&self) -> Result<EdgeCluster> {
+        let connected = [CONNECTED];
+        self.fleet_client.wait_for_member(EDGE, &connected).await
+    }
+
     /// Creates a Tenant on the edge cluster, and waits until home shows the member in its status.
     async fn create_tenant(&self, name: &str) {
         let edge = FleetClient::new(&self.edge);
@@ -208,10 +209,7 @@ impl ConditionHistory {
 async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult {
     let mut stage = HubSet::new("followed", &["a", "b"]).await?;
     let _member = stage.join(mode).await?;
-    stage
-        .fleet_client
-        .wait_for_member(EDGE, &[CONNECTED])
-        .await?;
+    stage.wait_connected().await?;
     stage.create_tenant("first").await;
     let releases = FleetClient::new(&stage.edge).releases().await?;
     let epoch = stage.epoch().await?;
@@ -227,10 +225,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
     assert_eq!(stage.epoch().await?, epoch + 1);
     stage.wait_for_session(&next).await;
     stage.create_tenant("second").await;
-    stage
-        .fleet_client
-        .wait_for_member(EDGE, &[CONNECTED])
-        .await?;
+    stage.wait_connected().await?;
     let reasons = watched.reasons();
     assert!(
         reasons.iter().all(|reason| reason == "Connected"),
@@ -256,10 +251,7 @@ async fn killed_leader_is_replaced_and_sessions_return(mode: Mode) -> TestResult
 async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     let mut stage = HubSet::new("rotated", &["a", "b", "c"]).await?;
     let _member = stage.join(Mode::Agent).await?;
-    stage
-        .fleet_client
-        .wait_for_member(EDGE, &[CONNECTED])
-        .await?;
+    stage.wait_connected().await?;
     stage.create_tenant("first").await;
     let rotate = async |home: &Cluster, extra_args: &[&str]| {
         let args = [&["rotate-ca", "--hub-namespace", HUB_NAMESPACE], extra_args].concat();
@@ -293,14 +285,11 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
         Ok(Some(()))
     })
     .await?;
-    let at_home =
-        async |key: &str| secret_field(&stage.home, (HUB_NAMESPACE, names::CA_SECRET), key).await;
-    let root = at_home("ca\\.crt").await?;
+    let root = secret_field(&stage.home, ca, "ca\\.crt").await?;
     assert_ne!(root, previous);
-    assert_eq!(
-        at_home("former\\.crt").await? + &at_home("next\\.key").await?,
-        ""
-    );
+    for key in ["former\\.crt", "next\\.key"] {
+        assert_eq!(secret_field(&stage.home, ca, key).await?, "", "{key}");
+    }
     eventually("the agent to trust only the new root", async || {
         let identity = ("krypton-system", "krypton-agent-identity");
         let trusted = secret_field(&stage.edge, identity, "ca\\.crt").await?;
@@ -308,10 +297,7 @@ async fn ca_rotation_survives_leader_changes_without_lockout() -> TestResult {
     })
     .await?;
     stage.create_tenant("second").await;
-    stage
-        .fleet_client
-        .wait_for_member(EDGE, &[CONNECTED])
-        .await?;
+    stage.wait_connected().await?;
     Ok(())
 }
 
@@ -338,10 +324,7 @@ async fn stale_hub_does_not_uninstall_orphaned_member() -> TestResult {
     }
     assert_eq!(stage.wait_for_other_leader("").await?, "a");
     let mut member = stage.join(Mode::Agent).await?;
-    stage
-        .fleet_client
-        .wait_for_member(EDGE, &[CONNECTED])
-        .await?;
+    stage.wait_connected().await?;
     stage.create_tenant("acme").await;
     let releases = FleetClient::new(&stage.edge).releases().await?;
     let members: Api<EdgeCluster> = Api::all(stage.fleet_client.client.clone());

@@ -485,9 +485,7 @@ async fn metrics_reflect_helm_runs_member_loss_and_lag(mode: Mode) -> TestResult
     let options = HubOptions::new(home.kubeconfig()).args(flags);
     let mut hub = Hub::start(&options)?;
     let mut member = Membership::join(mode, &mut hub, &home, &edge, "edge-1").await?;
-    let ready = ("Ready", "True", "AllClustersReady");
-    at_edge.create("acme", json!({})).await?;
-    at_edge.wait_for("acme", &[ready]).await?;
+    at_edge.install("acme").await?;
     let edge_1 = ("member", "edge-1");
     let at_hub = async || hub.metrics().await;
     wait_for_value(at_hub, "krypton_hub_leader", &[], |value| value == 1.0).await;

@@ -3,7 +3,7 @@
 use krypton_agent::credentials::identity::Enrolled;
 use krypton_agent::credentials::store::Store;
 use krypton_agent::session::connect::Connection;
-use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::edge_cluster::EdgeClusterStatus;
 use krypton_hub::ca::read_agent_certificate;
 use krypton_proto::v1::{
     AgentMessage, Deployment, DeploymentState, Desired, FetchChartRequest, Heartbeat, Hello,
@@ -21,7 +21,6 @@ use krypton_types::desired::DesiredState;
 use krypton_types::member::MemberReport;
 use krypton_types::spiffe::SpiffeId;
 use krypton_types::tenant::{TenantKey, TenantReport};
-use kube::Api;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -189,19 +188,14 @@ impl AttackFleet {
         })
     }
 
-    fn edge_clusters(&self) -> Api<EdgeCluster> {
-        Api::all(self.home.client())
+    async fn status(&self, member: &str) -> EdgeClusterStatus {
+        let member = self.fleet_client.members().get(member).await.unwrap();
+        member.status.unwrap()
     }
 
     /// Returns the status of edge-2 on home, without times.
     async fn member_status(&self) -> String {
-        let status = self
-            .edge_clusters()
-            .get("edge-2")
-            .await
-            .unwrap()
-            .status
-            .unwrap();
+        let status = self.status("edge-2").await;
         let conditions = status.conditions.iter();
         let conditions: Vec<_> = conditions
             .map(|it| (&it.type_, &it.status, &it.reason))
@@ -232,8 +226,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     fleet_client.create("acme", spec).await?;
     let at_edge = FleetClient::new(&fleet.edges[1]);
     at_edge.create("acme", json!({})).await?;
-    let ready = [("Ready", "True", "AllClustersReady")];
-    let at_home = fleet_client.wait_for("acme", &ready).await?;
+    let at_home = fleet_client.wait_ready("acme").await?;
     let chart = at_home.status.unwrap().last_applied_chart;
     let paris = json!({
         "apiVersion": "mesh.openkcm.io/v1alpha1",
@@ -255,19 +248,9 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     let stolen = stolen.load().await?.identity;
     let enrolled: Enrolled = stolen.enrolled.clone().unwrap();
     let tls = enrolled.client_config(&stolen.key)?;
-    let hub = dialer(&enrolled.membership.addresses, tls)
-        .connect()
-        .await?;
-    let recorded = async |name: &str| {
-        let status = fleet
-            .edge_clusters()
-            .get(name)
-            .await
-            .unwrap()
-            .status
-            .unwrap();
-        status.cluster_uid.unwrap()
-    };
+    let dialer = dialer(&enrolled.membership.addresses, tls);
+    let hub = dialer.connect().await?;
+    let recorded = async |name: &str| fleet.status(name).await.cluster_uid.unwrap();
     let (first, second) = (recorded("edge-1").await, recorded("edge-2").await);
     let before = fleet.member_status().await;
 
@@ -289,8 +272,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     assert!(!values.contains(SECRET_VALUE), "{values}");
     assert_eq!(state.deployments, []);
     assert_eq!(state.placed, []);
-    let member = fleet.edge_clusters().get("edge-2").await?.status.unwrap();
-    let digest = member.applied.unwrap().digest;
+    let digest = fleet.status("edge-2").await.applied.unwrap().digest;
     assert_ne!(digest, desired.digest);
     let chart_of_another = FetchChartRequest {
         digest,
@@ -309,7 +291,7 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     assert_eq!(renewed.cluster, "edge-1");
     wait_for_hub_renewals(&fleet.home).await;
     assert_eq!(fleet.member_status().await, before);
-    let at_home = fleet_client.wait_for("acme", &ready).await?;
+    let at_home = fleet_client.wait_ready("acme").await?;
     assert_eq!(at_home.status.unwrap().last_applied_chart, chart);
 
     // A report of the attacker ends no deletion that waits for edge-2.
@@ -323,11 +305,8 @@ async fn stolen_agent_credential_reaches_no_other_member() -> TestResult {
     assert_eq!(fleet.deployment(".metadata.uid").await, uid);
     fleet.members[1].start_again(&fleet.edges[1])?;
     eventually("paris to be gone", async || {
-        Ok(fleet
-            .deployment(".metadata.uid")
-            .await
-            .is_empty()
-            .then_some(()))
+        let uid = fleet.deployment(".metadata.uid").await;
+        Ok(uid.is_empty().then_some(()))
     })
     .await?;
 
