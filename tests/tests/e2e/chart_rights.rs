@@ -64,6 +64,16 @@ pub(crate) fn hub_values(
         .collect()
 }
 
+async fn install_hub(
+    cluster: &Cluster,
+    repository: &ChartRepository,
+    version: &str,
+    more: &[&str],
+) -> Result<String> {
+    let values = hub_values(repository, version, more);
+    OwnChart::Hub.install(cluster, values).await
+}
+
 async fn repository() -> ChartRepository {
     let charts = ["1.0.0", "1.1.0"].map(ChartSource::small);
     ChartRepository::start(&charts).await.unwrap()
@@ -334,9 +344,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     let (fleet_client, at_edge) = (FleetClient::new(&home), FleetClient::new(&edge));
     let (of_hub, of_agent) = (accounts(OwnChart::Hub), accounts(OwnChart::Agent));
 
-    OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.0.0", &EXTRA_VALUES))
-        .await?;
+    install_hub(&home, &repository, "1.0.0", &EXTRA_VALUES).await?;
     let mut hub = HubPod::start(&home, None).await?;
     let folder = TempDir::with_prefix("krypton-join-")?;
     let bundle = bundle_file(&home, &folder).await?;
@@ -358,9 +366,7 @@ async fn chart_rights_suffice_for_hub_and_agent() -> TestResult {
     // A new version needs a new hub, which also cleans up after the previous pod.
     hub.hub.stop().await?;
     let stale = create_expired_token(&home).await?;
-    OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.1.0", &EXTRA_VALUES))
-        .await?;
+    install_hub(&home, &repository, "1.1.0", &EXTRA_VALUES).await?;
     hub = HubPod::start(&home, Some(&hub)).await?;
     let secrets: Api<Secret> = Api::namespaced(home.client(), OwnChart::Hub.namespace());
     wait_until_gone(&secrets, &stale).await?;
@@ -457,9 +463,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
         "--set=helmRights.clusterRole=too-few",
         "--set=crds.install=false,watchCluster.ensureCrds=true",
     ];
-    OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.0.0", &few))
-        .await?;
+    install_hub(&home, &repository, "1.0.0", &few).await?;
     let mut hub = HubPod::start(&home, None).await?;
     fleet_client.create("acme", json!({})).await?;
     let error = format!("ClusterError/{}", names::SELF_CLUSTER);
@@ -483,9 +487,7 @@ async fn missing_helm_right_is_reported_until_chart_upgrade() -> TestResult {
     assert!(!denied.is_empty());
     assert!(others.is_empty(), "{}", describe(&others));
 
-    OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.0.0", &[]))
-        .await?;
+    install_hub(&home, &repository, "1.0.0", &[]).await?;
     fleet_client.wait_ready("acme").await?;
     hub.hub.stop().await?;
     Ok(())
@@ -499,9 +501,7 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
         Cluster::start_audited("away-own", Parts::ControlPlane),
     )?;
     let only_rights = ["--set=installMode.crdsRbacOnly=true"];
-    OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.0.0", &only_rights))
-        .await?;
+    install_hub(&home, &repository, "1.0.0", &only_rights).await?;
     let deployments = "get deployments -n krypton -o name";
     assert_eq!(home.kubectl_line(deployments).await?, "");
 
@@ -513,9 +513,7 @@ async fn hub_manages_remote_home_with_chart_rights() -> TestResult {
     let on_own = FleetClient::new(&own).in_namespace(namespace);
     on_own.apply_secret("home", secret).await?;
     let elsewhere = ["--set=watchCluster.secretName=home"];
-    OwnChart::Hub
-        .install(&own, hub_values(&repository, "1.0.0", &elsewhere))
-        .await?;
+    install_hub(&own, &repository, "1.0.0", &elsewhere).await?;
     assert_eq!(own.kubectl_line("get crds -o name").await?, "");
 
     let mut hub = HubPod::start(&own, None).await?;
@@ -536,9 +534,7 @@ async fn hub_without_home_member_needs_fewer_rights() -> TestResult {
         Cluster::start("fewest-edge", Parts::ControlPlane),
     )?;
     let away = ["--set=selfCluster=false"];
-    OwnChart::Hub
-        .install(&home, hub_values(&repository, "1.0.0", &away))
-        .await?;
+    install_hub(&home, &repository, "1.0.0", &away).await?;
     let mut hub = HubPod::start(&home, None).await?;
     let fleet_client = FleetClient::new(&home).in_namespace(OwnChart::Hub.namespace());
     fleet_client

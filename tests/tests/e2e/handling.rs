@@ -3,9 +3,10 @@
 use anyhow::Result;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use krypton_tests::{
-    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, TestResult, assert_contains, eventually,
+    ChartRepository, ChartSource, Gate, Mode, Pair, Parts, ServedChart, TestResult,
+    assert_contains, eventually,
     fleet::{FleetClient, ValuesFile, chart_flags, values_flag},
-    gate,
+    gate, wait_until_gone,
 };
 use kube::Api;
 use serde_json::json;
@@ -152,59 +153,48 @@ fn with_crd() -> Result<TempDir> {
 
 #[tokio::test]
 async fn crds_are_deleted_only_if_enabled_and_unused() -> TestResult {
-    let chart = with_crd()?;
-    let charts = [ChartSource::folder(chart.path())];
-    let repository = ChartRepository::start(&charts).await?;
+    let source = with_crd()?;
+    let source = ChartSource::folder(source.path());
+    let chart = ServedChart::new(source, ("certs", "1.0.0"), None).await?;
     let mut pair = Pair::start("certs", Mode::SelfCluster, Parts::WithControllers).await?;
     let fleet_client = pair.fleet_client();
-    let flags = chart_flags(&repository, "certs", "1.0.0");
     let crds: Api<CustomResourceDefinition> = Api::all(fleet_client.client.clone());
     let is_there = async || {
         let found = crds.get_opt(CERTIFICATES).await.unwrap();
         found.is_some_and(|crd| crd.metadata.deletion_timestamp.is_none())
     };
-    let install = async |tenant: &str| {
-        fleet_client.install(tenant).await.unwrap();
-    };
-    let remove = async |tenant: &str| {
-        fleet_client.delete(tenant).await.unwrap();
-        fleet_client.wait_gone(tenant).await.unwrap();
-    };
 
-    start_with_flags(&mut pair, flags.clone(), &[]).await?;
-    install("acme").await;
-    remove("acme").await;
+    pair.start_hub_and_join(chart.flags(&[])).await?;
+    fleet_client.install("acme").await?;
+    fleet_client.remove("acme").await?;
     assert!(is_there().await, "no deletion was requested");
     pair.stop().await?;
 
-    start_with_flags(&mut pair, flags, &["--delete-cert-manager-crds"]).await?;
-    install("acme").await;
-    install("beta").await;
-    remove("acme").await;
+    let flags = chart.flags(&["--delete-cert-manager-crds"]);
+    pair.start_hub_and_join(flags).await?;
+    fleet_client.install_all(&["acme", "beta"]).await?;
+    fleet_client.remove("acme").await?;
     assert!(is_there().await, "another release exists");
-    remove("beta").await;
+    fleet_client.remove("beta").await?;
     assert!(is_there().await, "the last release didn't create it");
 
-    install("acme").await;
+    fleet_client.install("acme").await?;
     let certificate = json!({
         "apiVersion": "cert-manager.io/v1", "kind": "Certificate",
         "metadata": {"name": "theirs", "namespace": "default"},
     });
     let cluster = pair.cluster();
     cluster.apply(&certificate.to_string()).await?;
-    remove("acme").await;
+    fleet_client.remove("acme").await?;
     assert!(is_there().await, "a Certificate exists");
     let message = fleet_client.event_message("acme", "CrdsStay").await?;
     assert_contains!(message, "Certificate default/theirs");
 
-    install("acme").await;
+    fleet_client.install("acme").await?;
     let delete = "delete certificates.cert-manager.io theirs -n default";
     cluster.kubectl_line(delete).await?;
-    remove("acme").await;
-    let crd_deleted = eventually("the CRD to be deleted", async || {
-        Ok((!is_there().await).then_some(()))
-    });
-    crd_deleted.await?;
+    fleet_client.remove("acme").await?;
+    wait_until_gone(&crds, CERTIFICATES).await?;
     fleet_client.event_message("acme", "CrdsDeleted").await?;
     pair.stop().await?;
     Ok(())

@@ -18,11 +18,21 @@ use serde_json::json;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Returns the exit code and the log of a hub that doesn't start.
-async fn startup_failure(options: &HubOptions<'_>) -> Result<(Option<i32>, String)> {
-    let mut hub = Hub::start(options)?;
+/// Waits until a hub exits with this code, and verifies that it has logged these texts.
+async fn check_startup_failure(
+    options: HubOptions<'_>,
+    code: i32,
+    expected_texts: &[&str],
+) -> Result<()> {
+    let mut hub = Hub::start(&options)?;
     let status = hub.wait(MINUTE).await?;
-    Ok((status.code(), hub.log()?))
+    let log = hub.log()?;
+    assert_eq!(status.code(), Some(code), "{:?}: {log}", options.args);
+    for text in expected_texts {
+        assert_contains!(log, text);
+    }
+    assert!(!log.contains("panicked"), "{log}");
+    Ok(())
 }
 
 #[tokio::test]
@@ -36,65 +46,28 @@ async fn hub_that_cannot_start_reports_cause_and_remedy() -> TestResult {
     let list = folder.path().join("list.yaml");
     fs::write(&list, "- not\n- a mapping\n")?;
     let list_flag = format!("--chart-values-file={}", list.display());
-    let file = |path: &std::path::Path| path.display().to_string();
-
-    // (flags, kubeconfig, exit code, text of the message)
-    let cases = [
+    let port_flag = format!("--metrics-bind-address={port}");
+    for (flag, code, expected_texts) in [
+        ("--chart-nam=x", 2, ["--chart-nam", "--chart-name"]),
+        ("--self-cluster=perhaps", 2, ["self-cluster", "perhaps"]),
         (
-            vec!["--chart-nam=x".to_owned()],
-            &missing,
-            2,
-            vec!["--chart-nam", "--chart-name"],
-        ),
-        (
-            vec!["--self-cluster=perhaps".to_owned()],
-            &missing,
-            2,
-            vec!["self-cluster", "perhaps"],
-        ),
-        (
-            vec![format!("--metrics-bind-address={port}")],
-            &missing,
+            port_flag.as_str(),
             1,
-            vec!["--metrics-bind-address", port.as_str()],
+            ["--metrics-bind-address", port.as_str()],
         ),
-        (
-            vec![list_flag.clone()],
-            &missing,
-            1,
-            vec!["list.yaml", "mapping"],
-        ),
-        (
-            vec!["--helm=/no/such/helm".to_owned()],
-            &missing,
-            1,
-            vec!["/no/such/helm", "install Helm"],
-        ),
-        (vec![], &missing, 1, vec!["missing.yaml"]),
-        (vec![], &rubbish, 1, vec!["rubbish.yaml"]),
-    ];
-    for (flags, home, code, expected_texts) in cases {
-        let kubeconfig_file = file(home);
-        let options = HubOptions::new(home).args(flags.clone());
-        let (exit_code, log) = startup_failure(&options).await?;
-        assert_eq!(
-            exit_code,
-            Some(code),
-            "{flags:?} with {kubeconfig_file}: {log}"
-        );
-        for text in expected_texts {
-            assert!(
-                log.contains(text),
-                "{flags:?} with {kubeconfig_file}: no {text:?} in: {log}"
-            );
-        }
-        assert!(!log.contains("panicked"), "{log}");
+        (&list_flag, 1, ["list.yaml", "mapping"]),
+        ("--helm=/no/such/helm", 1, ["/no/such/helm", "install Helm"]),
+    ] {
+        let options = HubOptions::new(&missing).args([flag]);
+        check_startup_failure(options, code, &expected_texts).await?;
     }
-    let options = HubOptions::new(&missing).env("HELM_REPOSITORY_CONFIG", &file(&list));
-    let (exit_code, log) = startup_failure(&options).await?;
-    assert_eq!(exit_code, Some(1), "{log}");
-    assert_contains!(log, "list.yaml", "helm repo add", "HELM_REPOSITORY_CONFIG");
-    Ok(())
+    for (home, name) in [(&missing, "missing.yaml"), (&rubbish, "rubbish.yaml")] {
+        check_startup_failure(HubOptions::new(home), 1, &[name]).await?;
+    }
+    let list = list.display().to_string();
+    let options = HubOptions::new(&missing).env("HELM_REPOSITORY_CONFIG", &list);
+    let expected_texts = ["list.yaml", "helm repo add", "HELM_REPOSITORY_CONFIG"];
+    Ok(check_startup_failure(options, 1, &expected_texts).await?)
 }
 
 /// With kubeconfigs only, because an agent's kubeconfig never leaves its edge cluster.
