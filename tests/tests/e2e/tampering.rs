@@ -21,7 +21,7 @@ metadata: {name: takeover}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: mallory}]
 ";
-const VICTIM: &str = "
+pub(crate) const VICTIM: &str = "
 ---
 apiVersion: v1
 kind: Namespace
@@ -75,37 +75,20 @@ impl Attack {
         Api::namespaced(self.fleet_client.client.clone(), namespace)
     }
 
-    /// Rewrites the stored release, as a user of the workspace can.
     async fn tamper(&self, revision: u32, change: impl Fn(&mut Value)) {
         let secrets = self.secrets(&self.tenant);
-        let name = self.secret_name(revision);
-        eventually("the release Secret to be changed", async || {
-            let mut secret = secrets.get(&name).await?;
-            rewrite(&mut secret, &change)?;
-            let params = PostParams::default();
-            Ok(Some(secrets.replace(&name, &params, &secret).await?))
-        })
-        .await
-        .unwrap();
+        tamper(&secrets, &self.secret_name(revision), change).await;
     }
 
     /// Adds a revision that Helm never wrote.
     async fn forge(&self, revision: u32, change: impl Fn(&mut Value)) -> TestResult {
         let secrets = self.secrets(&self.tenant);
-        let mut secret = secrets.get(&self.secret_name(revision - 1)).await?;
-        rewrite(&mut secret, &|release: &mut Value| {
-            release["version"] = json!(revision);
-            change(release);
-        })?;
-        let mut labels = secret.labels().clone();
-        labels.insert("version".to_owned(), revision.to_string());
+        let secret = secrets.get(&self.secret_name(revision - 1)).await?;
+        let mut forged = forged(&secret, &self.release, revision, change)?;
+        let labels = forged.labels_mut();
         labels.insert("mesh.openkcm.io/run".to_owned(), "upgrade-0000".to_owned());
-        secret.metadata.name = Some(self.secret_name(revision));
-        secret.metadata.labels = Some(labels);
-        secret.metadata.resource_version = None;
-        secret.metadata.uid = None;
         let params = PostParams::default();
-        secrets.create(&params, &secret).await?;
+        secrets.create(&params, &forged).await?;
         Ok(())
     }
 
@@ -136,6 +119,38 @@ impl Attack {
             .await
             .unwrap();
     }
+}
+
+/// Rewrites a stored release, as a user of the workspace can.
+pub(crate) async fn tamper(secrets: &Api<Secret>, name: &str, change: impl Fn(&mut Value)) {
+    eventually("the release Secret to be changed", async || {
+        let mut secret = secrets.get(name).await?;
+        rewrite(&mut secret, &change)?;
+        let params = PostParams::default();
+        Ok(Some(secrets.replace(name, &params, &secret).await?))
+    })
+    .await
+    .unwrap();
+}
+
+/// Returns a changed copy of a stored revision with this number, which can be created.
+pub(crate) fn forged(
+    secret: &Secret,
+    release: &str,
+    revision: u32,
+    change: impl Fn(&mut Value),
+) -> Result<Secret> {
+    let mut forged = secret.clone();
+    rewrite(&mut forged, &|stored: &mut Value| {
+        stored["version"] = json!(revision);
+        change(stored);
+    })?;
+    let labels = forged.labels_mut();
+    labels.insert("version".to_owned(), revision.to_string());
+    let metadata = &mut forged.metadata;
+    metadata.name = Some(format!("sh.helm.release.v1.{release}.v{revision}"));
+    (metadata.resource_version, metadata.uid) = (None, None);
+    Ok(forged)
 }
 
 pub(crate) fn append(release: &mut Value, document: &str) {

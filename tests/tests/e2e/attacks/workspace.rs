@@ -8,7 +8,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use krypton_crds::tenant::Tenant;
 use krypton_tests::fleet::{FleetClient, HUB_NAMESPACE, SYSTEM_NAMESPACE};
 use krypton_tests::{
-    Mode, Pair, Scenario, ServedChart, TestResult, by_agent, eventually, gate::EVENTS,
+    Mode, Pair, Scenario, ServedChart, TestResult, by_agent, gate::EVENTS,
     release_payload::rewrite, wait_until_gone,
 };
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -16,7 +16,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
 use super::{editor_client, is_forbidden};
-use crate::tampering::append;
+use crate::tampering::{VICTIM, append, forged, tamper};
 
 const WORKSPACE: &str = "acme";
 const BINDING: &str = "apiVersion: rbac.authorization.k8s.io/v1
@@ -25,12 +25,7 @@ metadata: {name: takeover}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
 subjects: [{kind: ServiceAccount, name: mallory, namespace: acme}]
 ";
-const VICTIM: &str = "
----
-apiVersion: v1
-kind: Namespace
-metadata: {name: victim}
-";
+
 /// Adds the binding as an object of the release, and as a hook of each kind.
 fn add_takeover(release: &mut Value) {
     append(release, &format!("\n---\n{BINDING}"));
@@ -72,34 +67,25 @@ impl Editor {
     }
 
     pub(crate) async fn tamper(&self) {
-        let name = self.stored_revisions().await.pop().unwrap().name_any();
-        eventually("the release Secret to be changed", async || {
-            let mut secret = self.secrets.get(&name).await?;
-            rewrite(&mut secret, &add_takeover)?;
-            let params = PostParams::default();
-            Ok(Some(self.secrets.replace(&name, &params, &secret).await?))
-        })
-        .await
-        .unwrap();
+        let name = self.newest_revision().await.name_any();
+        tamper(&self.secrets, &name, add_takeover).await;
+    }
+
+    async fn newest_revision(&self) -> Secret {
+        self.stored_revisions().await.pop().unwrap()
     }
 
     /// Adds a revision that Helm never wrote.
-    pub(crate) async fn forge(&self, number: usize, status: &str) -> TestResult {
-        let mut secret = self.stored_revisions().await.pop().unwrap();
+    pub(crate) async fn forge(&self, number: u32, status: &str) -> TestResult {
         let change = |release: &mut Value| {
-            release["version"] = json!(number);
             release["info"]["status"] = json!(status);
             add_takeover(release);
         };
-        rewrite(&mut secret, &change)?;
+        let newest = self.newest_revision().await;
+        let mut secret = forged(&newest, &self.release, number, change)?;
         let labels = secret.labels_mut();
-        labels.insert("version".to_owned(), number.to_string());
         labels.insert("status".to_owned(), status.to_owned());
         labels.insert("mesh.openkcm.io/run".to_owned(), "upgrade-0000".to_owned());
-        let name = format!("sh.helm.release.v1.{}.v{number}", self.release);
-        secret.metadata.name = Some(name);
-        secret.metadata.resource_version = None;
-        secret.metadata.uid = None;
         let params = PostParams::default();
         self.secrets.create(&params, &secret).await?;
         Ok(())
@@ -108,11 +94,8 @@ impl Editor {
     /// Deletes all stored revisions of the release.
     pub(crate) async fn delete_revisions(&self) {
         for secret in self.stored_revisions().await {
-            let params = DeleteParams::default();
-            self.secrets
-                .delete(&secret.name_any(), &params)
-                .await
-                .unwrap();
+            let (name, params) = (secret.name_any(), DeleteParams::default());
+            self.secrets.delete(&name, &params).await.unwrap();
         }
     }
 
@@ -130,9 +113,7 @@ impl Editor {
     }
 
     async fn check_rights(&self) -> TestResult {
-        let bindings: Api<ClusterRoleBinding> = Api::all(self.fleet_client.client.clone());
-        let binding = bindings.get_opt("takeover").await?;
-        assert_eq!(binding, None);
+        check_no_takeover(&self.fleet_client).await?;
         let everything = SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
                 verb: Some("*".to_owned()),
@@ -156,16 +137,16 @@ impl Editor {
     async fn check_writes_forbidden(&self) -> TestResult {
         let client = || self.client.clone();
         let params = (PostParams::default(), PatchParams::default());
-        let binding: ClusterRoleBinding = serde_json::from_value(json!({
-            "metadata": {"name": "takeover"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-        }))?;
+        let takeover = |role: &str| {
+            json!({
+                "metadata": {"name": "takeover"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            })
+        };
+        let binding: ClusterRoleBinding = serde_json::from_value(takeover("cluster-admin"))?;
         let bindings = Api::all(client());
         assert!(is_forbidden(&bindings.create(&params.0, &binding).await));
-        let admin: RoleBinding = serde_json::from_value(json!({
-            "metadata": {"name": "takeover"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
-        }))?;
+        let admin: RoleBinding = serde_json::from_value(takeover("admin"))?;
         let bindings = Api::namespaced(client(), WORKSPACE);
         assert!(is_forbidden(&bindings.create(&params.0, &admin).await));
 
@@ -191,6 +172,12 @@ impl Editor {
         assert!(is_forbidden(&annotated));
         Ok(())
     }
+}
+
+async fn check_no_takeover(fleet_client: &FleetClient) -> TestResult {
+    let bindings: Api<ClusterRoleBinding> = Api::all(fleet_client.client.clone());
+    assert_eq!(bindings.get_opt("takeover").await?, None);
+    Ok(())
 }
 
 by_agent!(workspace_editor_gets_no_cluster_rights);
@@ -249,40 +236,27 @@ async fn workspace_editor_gets_no_cluster_rights(mode: Mode) -> TestResult {
     editor.wait_and_check_rights().await?;
     editor.delete_revisions().await;
     fleet_client.wait_gone("acme").await?;
-    let bindings: Api<ClusterRoleBinding> = Api::all(fleet_client.client.clone());
-    let binding = bindings.get_opt("takeover").await?;
-    assert_eq!(binding, None);
-    Ok(())
+    check_no_takeover(&fleet_client).await
 }
 
 /// Returns a copy of the newest revision with the binding. Helm reads it differently from its labels.
 async fn shadow_revision(editor: &Editor, kind: &str) -> Secret {
-    let mut secret = editor.stored_revisions().await.pop().unwrap();
     let number = if kind == "relabelled" { 2 } else { 99 };
     let change = |release: &mut Value| {
-        release["version"] = json!(number);
         release["info"]["status"] = json!("deployed");
         add_takeover(release);
         append(release, VICTIM);
     };
-    rewrite(&mut secret, &change).unwrap();
-    let secret_name =
-        |number: u32| Some(format!("sh.helm.release.v1.{}.v{number}", editor.release));
-    let labels = secret.labels_mut();
-    labels.insert("version".to_owned(), number.to_string());
+    let newest = editor.newest_revision().await;
+    let mut secret = forged(&newest, &editor.release, number, change).unwrap();
     match kind {
-        "retyped" => {
-            secret.type_ = Some("Opaque".to_owned());
-            secret.metadata.name = secret_name(99);
-        }
+        "retyped" => secret.type_ = Some("Opaque".to_owned()),
         "renamed" => secret.metadata.name = Some("shadow".to_owned()),
         _ => {
+            let labels = secret.labels_mut();
             labels.insert("status".to_owned(), "failed".to_owned());
-            secret.metadata.name = secret_name(2);
         }
     }
-    secret.metadata.resource_version = None;
-    secret.metadata.uid = None;
     secret
 }
 
@@ -342,25 +316,19 @@ async fn revision_that_helm_skips_gives_no_rights(pair: &Pair, chart: &ServedCha
     fleet_client.install(WORKSPACE).await?;
     let editor = Editor::new(pair, WORKSPACE, WORKSPACE).await;
     // Only Helm evaluates the time.
-    let mut newest = editor.stored_revisions().await.pop().unwrap();
+    let mut newest = editor.newest_revision().await;
     let spoil = |release: &mut Value| release["info"]["first_deployed"] = json!("never");
     rewrite(&mut newest, &spoil)?;
     let (name, params) = (newest.name_any(), PostParams::default());
     editor.secrets.replace(&name, &params, &newest).await?;
-    let mut older = newest.clone();
     let change = |release: &mut Value| {
-        release["version"] = json!(0);
         release["info"] = json!({"status": "superseded"});
         add_takeover(release);
         append(release, VICTIM);
     };
-    rewrite(&mut older, &change)?;
-    older.metadata.name = Some(format!("sh.helm.release.v1.{}.v0", editor.release));
+    let mut older = forged(&newest, &editor.release, 0, change)?;
     let labels = older.labels_mut();
-    labels.insert("version".to_owned(), "0".to_owned());
     labels.insert("status".to_owned(), "superseded".to_owned());
-    older.metadata.resource_version = None;
-    older.metadata.uid = None;
 
     editor.secrets.create(&params, &older).await?;
     chart.write("{replicaCount: 0, message: v3}")?;
