@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::docs_commands::pages::pages;
+use crate::docs_commands::pages::{pages, read, root};
 
 /// Finds all Rust files of the workspace's crates.
 fn find_sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
@@ -31,10 +31,10 @@ fn find_sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
 }
 
 /// Returns the Rust files in these folders of the workspace, with their text.
-fn read_sources(root: &Path, folders: &[&str]) -> Vec<(PathBuf, String)> {
+fn read_sources(folders: &[&str]) -> Vec<(PathBuf, String)> {
     let mut files = Vec::new();
     for folder in folders {
-        find_sources(&root.join(folder), &mut files).unwrap();
+        find_sources(&root().join(folder), &mut files).unwrap();
     }
     let read = |file: PathBuf| {
         let text = fs::read_to_string(&file).unwrap();
@@ -44,7 +44,7 @@ fn read_sources(root: &Path, folders: &[&str]) -> Vec<(PathBuf, String)> {
 }
 
 /// Returns the source text of all crates.
-fn all_sources(root: &Path) -> String {
+fn all_sources() -> String {
     let folders = [
         "common",
         "proto",
@@ -55,18 +55,19 @@ fn all_sources(root: &Path) -> String {
         "simulation",
         "tests",
     ];
-    let sources = read_sources(root, &folders).into_iter();
+    let sources = read_sources(&folders).into_iter();
     sources.map(|(_, text)| text).collect()
 }
 
 /// Returns the source text of the product without its tests.
-fn product_sources(root: &Path) -> String {
+fn product_sources() -> String {
+    let root = root();
     let is_product = |(file, _): &(PathBuf, String)| {
-        let path = file.strip_prefix(root).unwrap_or(file);
+        let path = file.strip_prefix(&root).unwrap_or(file);
         path.iter()
             .all(|name| name != "tests" && name != "tests.rs")
     };
-    let sources = read_sources(root, &["common", "agent", "hub", "kubectl"]).into_iter();
+    let sources = read_sources(&["common", "agent", "hub", "kubectl"]).into_iter();
     let texts = sources.filter(is_product).map(|(_, text)| {
         let (product, _) = text
             .split_once("#[cfg(test)]\nmod tests {")
@@ -131,21 +132,20 @@ fn only_enabled_tests_count() {
 }
 
 /// Returns whether this is a scenario of the simulation, such as `scenarios/a-hub-dies.plan`.
-fn is_scenario(root: &Path, name: &str) -> bool {
-    name.starts_with("scenarios/") && root.join("simulation/fleet").join(name).is_file()
+fn is_scenario(name: &str) -> bool {
+    name.starts_with("scenarios/") && root().join("simulation/fleet").join(name).is_file()
 }
 
 #[test]
 fn tests_in_pages_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let text = all_sources(&root);
+    let text = all_sources();
     let tests = tests_of(&text);
     for (page, section, at_least) in [
         ("contributing/faults.md", "", 200),
         ("contributing/original-bugs.md", "", 50),
         ("explanation/security.md", "\n## Attackers\n", 8),
     ] {
-        let page = fs::read_to_string(root.join("docs").join(page)).unwrap();
+        let page = read(&format!("docs/{page}"));
         let section_text = match section {
             "" => page.as_str(),
             title => {
@@ -157,7 +157,7 @@ fn tests_in_pages_exist() {
         assert!(named.len() > at_least, "{named:?}");
         let missing: Vec<&str> = named
             .into_iter()
-            .filter(|name| !tests.contains(name) && !is_scenario(&root, name))
+            .filter(|name| !tests.contains(name) && !is_scenario(name))
             .collect();
         assert!(missing.is_empty(), "no such tests: {missing:#?}");
     }
@@ -176,9 +176,8 @@ fn reasons(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_reason_is_documented_with_remedy() -> TestResult {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = fs::read_to_string(root.join("docs/reference/reasons.md"))?;
+fn every_reason_is_documented_with_remedy() {
+    let page = read("docs/reference/reasons.md");
     // The first cell of each row that contains a remedy.
     let rows = page.lines().filter_map(|line| {
         let cells: Vec<&str> = line.split(" | ").collect();
@@ -195,7 +194,7 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
         "hub/src/edgecluster/credential_expiry.rs",
         "hub/src/agent_server/enrollment_audit.rs",
     ] {
-        let text = fs::read_to_string(root.join(file))?;
+        let text = read(file);
         let reasons = reasons(&text);
         assert!(!reasons.is_empty(), "{file}");
         for reason in reasons {
@@ -204,12 +203,11 @@ fn every_reason_is_documented_with_remedy() -> TestResult {
         }
     }
     assert!(count > 80, "{count}");
-    let sources = product_sources(&root);
+    let sources = product_sources();
     let is_reason = |name: &&&str| name.chars().all(char::is_alphanumeric);
     for name in documented.iter().filter(is_reason) {
         assert!(sources.contains(&format!("\"{name}\"")), "{name} is gone");
     }
-    Ok(())
 }
 
 /// Returns the reasons of events that the code contains as text.
@@ -228,16 +226,15 @@ fn event_reasons(code: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_event_is_documented() -> TestResult {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = fs::read_to_string(root.join("docs/reference/reasons.md"))?;
+fn every_event_is_documented() {
+    let page = read("docs/reference/reasons.md");
     let documented: BTreeSet<&str> = page
         .lines()
         .filter(|line| line.starts_with("| "))
         .flat_map(|line| line.split('`').skip(1).step_by(2))
         .collect();
     let mut reasons = BTreeSet::new();
-    for (_, text) in read_sources(&root, &["common/reconciler/src", "hub/src"]) {
+    for (_, text) in read_sources(&["common/reconciler/src", "hub/src"]) {
         let (code, _) = text
             .split_once("#[cfg(test)]")
             .unwrap_or((text.as_str(), ""));
@@ -250,13 +247,11 @@ fn every_event_is_documented() -> TestResult {
         );
     }
     assert!(reasons.len() > 35, "{}", reasons.len());
-    Ok(())
 }
 
 #[test]
 fn every_original_bug_has_row_with_test() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/contributing/original-bugs.md");
-    let page = fs::read_to_string(path).unwrap();
+    let page = read("docs/contributing/original-bugs.md");
     for number in 1..=36 {
         let row = page
             .lines()
@@ -269,8 +264,7 @@ fn every_original_bug_has_row_with_test() {
 /// The links of these rows are verified with all others.
 #[test]
 fn migration_guide_lists_every_original_example() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/how-to/migrate.md");
-    let page = fs::read_to_string(path).unwrap();
+    let page = read("docs/how-to/migrate.md");
     let rows: String = page.lines().filter(|line| line.starts_with("| ")).collect();
     for name in [
         "account-dev",
@@ -288,7 +282,7 @@ fn migration_guide_lists_every_original_example() {
 
 /// Returns the folder of a crate's sources, or `None` if the name is not a crate of the product.
 fn sources_of(crate_name: &str) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = root();
     let folder = match crate_name {
         "types" | "runtime" | "helm" | "reconciler" => root.join("common").join(crate_name),
         "crds" | "proto" | "agent" | "hub" | "kubectl" => root.join(crate_name),
@@ -306,8 +300,7 @@ fn is_test_module(sources: &Path, module: &str) -> TestResult<bool> {
 
 #[test]
 fn architecture_names_existing_modules_and_tests() -> TestResult {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let page = fs::read_to_string(root.join("ARCHITECTURE.md"))?;
+    let page = read("ARCHITECTURE.md");
     let quoted = |text: &str| -> Vec<String> {
         let parts = text.split('`').skip(1).step_by(2);
         parts.map(str::to_owned).collect()
@@ -344,7 +337,7 @@ fn architecture_names_existing_modules_and_tests() -> TestResult {
             }
         }
         for name in quoted(last).iter().filter(|name| is_name(name)) {
-            let file = root.join("tests/tests/e2e").join(format!("{name}.rs"));
+            let file = root().join(format!("tests/tests/e2e/{name}.rs"));
             assert!(file.is_file(), "{row}: no {}", file.display());
             tests += 1;
         }
@@ -381,7 +374,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
 
 #[test]
 fn links_in_pages_lead_to_existing_headings() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = root();
     let mut count = 0;
     for page in pages().into_iter().chain(["ARCHITECTURE.md".to_owned()]) {
         let source = root.join(&page);
@@ -406,21 +399,16 @@ fn links_in_pages_lead_to_existing_headings() {
 
 #[test]
 fn links_in_kubectl_lead_to_existing_headings() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut count = 0;
-    for (file, source) in read_sources(&root, &["kubectl/src"]) {
+    for (file, source) in read_sources(&["kubectl/src"]) {
         let is_link = |text: &&str| {
             let is_relative = text.starts_with(char::is_lowercase);
             is_relative && text.contains(".md#") && !text.contains([' ', '\n', ':'])
         };
         for link in source.split('"').filter(is_link) {
             let (path, anchor) = link.split_once('#').unwrap();
-            let page = fs::read_to_string(root.join("docs").join(path)).expect(link);
-            assert!(
-                anchors(&page).contains(anchor),
-                "{}: no {link}",
-                file.display()
-            );
+            let anchors = anchors(&read(&format!("docs/{path}")));
+            assert!(anchors.contains(anchor), "{}: no {link}", file.display());
             count += 1;
         }
     }
@@ -429,8 +417,6 @@ fn links_in_kubectl_lead_to_existing_headings() {
 
 #[test]
 fn index_lists_every_page() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let read = |page: &str| fs::read_to_string(root.join(page)).unwrap();
     let (index, commands) = (read("docs/README.md"), read("docs/reference/kubectl.md"));
     let linked: BTreeSet<&str> = links(&index).into_iter().collect();
     let commands: BTreeSet<&str> = links(&commands).into_iter().collect();
@@ -453,17 +439,13 @@ fn index_lists_every_page() {
 
 #[test]
 fn readme_stays_short() {
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
-    let words = fs::read_to_string(readme)
-        .unwrap()
-        .split_whitespace()
-        .count();
+    let words = read("README.md").split_whitespace().count();
     assert!(words < 700, "{words}");
 }
 
 #[test]
 fn test_names_have_at_most_eight_words() {
-    let text = all_sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    let text = all_sources();
     let tests = tests_of(&text);
     assert!(tests.len() > 1_200, "{}", tests.len());
     let is_long = |name: &&str| name.split('_').count() > 8;

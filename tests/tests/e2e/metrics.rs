@@ -9,7 +9,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs,
-    path::{Path, PathBuf},
 };
 
 use anyhow::{Result, bail};
@@ -20,6 +19,7 @@ use krypton_tests::{
 use serde_json::{Value, json};
 
 use crate::docs::generated::check;
+use crate::docs_commands::pages::{read, root};
 use exposition::{Exposition, Kind};
 use expression::{Expression, FUNCTIONS};
 
@@ -48,15 +48,6 @@ const LABELS: [&str; 19] = [
     "job",
 ];
 const CHARTS: [&str; 2] = ["krypton-hub", "krypton-agent"];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-fn read(path: &str) -> String {
-    let path = root().join(path);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
 
 /// Returns the metrics of a hub and an agent with every series.
 fn all_metrics() -> Exposition {

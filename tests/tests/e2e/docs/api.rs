@@ -1,18 +1,17 @@
 //! The API pages: the fields of each kind, from the schema in its CRD.
 
-use std::{collections::BTreeSet, fs};
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
 use super::generated::{check, code, sentence, table};
-use crate::docs_commands::pages::root;
+use crate::docs_commands::pages::read;
 
 const KINDS: [&str; 3] = ["edgecluster", "kryptondeployment", "tenant"];
 
 /// Returns the CRD of a kind.
 fn crd(kind: &str) -> Value {
-    let path = root().join(format!("crds/crds/{kind}s.mesh.openkcm.io.yaml"));
-    serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+    serde_saphyr::from_str(&read(&format!("crds/crds/{kind}s.mesh.openkcm.io.yaml"))).unwrap()
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {

@@ -1,17 +1,16 @@
 //! The page of annotations, labels and finalizers, compared with the sources.
 
 use std::collections::BTreeSet;
-use std::fs;
 
 use super::{all_sources, read_sources};
-use crate::docs_commands::pages::root;
+use crate::docs_commands::pages::read;
 
 const PREFIX: &str = "mesh.openkcm.io/";
 
 /// Returns the names with Krypton's prefix in the constants of the crates, without the prefix.
 fn constants() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for (_, text) in read_sources(&root(), &["common", "crds", "agent", "hub", "kubectl"]) {
+    for (_, text) in read_sources(&["common", "crds", "agent", "hub", "kubectl"]) {
         let constants = text.lines().filter(|line| line.contains("const "));
         let values = constants.filter_map(|line| line.split('"').nth(1));
         names.extend(values.filter_map(|value| Some(value.strip_prefix(PREFIX)?.to_owned())));
@@ -38,12 +37,11 @@ fn ends_name(rest: &str) -> bool {
 
 #[test]
 fn docs_names_match_sources() {
-    let page = fs::read_to_string(root().join("docs/reference/annotations.md")).unwrap();
+    let page = read("docs/reference/annotations.md");
     let (constants, documented) = (constants(), documented(&page));
     let missing: Vec<&String> = constants.difference(&documented).collect();
     assert!(missing.is_empty(), "not on the page: {missing:?}");
-    let chart = root().join("charts/krypton-hub/templates/rbac.yaml");
-    let sources = all_sources(&root()) + &fs::read_to_string(chart).unwrap();
+    let sources = all_sources() + &read("charts/krypton-hub/templates/rbac.yaml");
     let is_gone = |name: &&String| {
         let is_own = !name.contains('/');
         let prefix = if is_own { PREFIX } else { "" };

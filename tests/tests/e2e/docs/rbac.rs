@@ -6,7 +6,7 @@ use std::fs;
 use krypton_tests::OwnChart;
 use serde_json::Value;
 
-use crate::docs_commands::pages::root;
+use crate::docs_commands::pages::{read, root};
 use crate::packaging::documents;
 
 /// Sections whose rows contain `resources: verbs` in one cell. All other rows have a cell for each.
@@ -98,7 +98,7 @@ fn docs_permissions_match_charts() {
     let granted = granted();
     let resources = granted.iter().map(|(_, resource, _)| resource.as_str());
     let verbs = granted.iter().map(|(.., verb)| verb.as_str());
-    let page = fs::read_to_string(root().join("docs/reference/rbac.md")).unwrap();
+    let page = read("docs/reference/rbac.md");
     let documented = documented(&page, &resources.collect(), &verbs.collect());
     let only_granted: Vec<&Right> = granted.difference(&documented).collect();
     let only_documented: Vec<&Right> = documented.difference(&granted).collect();

@@ -1,10 +1,10 @@
 //! Parses `tests/docs/commands.yaml`, which assigns each documented command to the test that runs it.
 
-use std::{collections::BTreeMap, fs};
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::pages::root;
+use super::pages::read;
 
 /// The cluster or machine on which a command runs.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -49,7 +49,5 @@ pub(crate) struct Script {
 }
 
 pub(crate) fn entries() -> Vec<Entry> {
-    let path = root().join("tests/docs/commands.yaml");
-    let text = fs::read_to_string(path).unwrap();
-    serde_saphyr::from_str(&text).unwrap()
+    serde_saphyr::from_str(&read("tests/docs/commands.yaml")).unwrap()
 }

@@ -41,6 +41,12 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// Returns the content of a file. The path is relative to the root.
+pub(crate) fn read(path: &str) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
 /// Returns all pages for users and contributors, as paths relative to the root.
 pub(crate) fn pages() -> Vec<String> {
     let mut pages = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
