@@ -50,8 +50,8 @@ impl Home {
     async fn start_with_edge(name: &str) -> TestResult<(Self, Cluster)> {
         let names = ["home", "edge"].map(|role| format!("{name}-{role}"));
         let (home, edge) = tokio::join!(
-            Self::start(&names[0]),
-            Cluster::start(&names[1], Parts::WithControllers)
+            Box::pin(Self::start(&names[0])),
+            Box::pin(Cluster::start(&names[1], Parts::WithControllers))
         );
         Ok((home?, edge?))
     }
