@@ -372,28 +372,19 @@ async fn keys_tokens_and_values_stay_in_their_secrets() -> TestResult {
     fleet_client.wait_for_mode("edge-1", Mode::Agent).await?;
 
     let observations = watcher.end();
-    let mut outputs: Vec<(String, Vec<u8>)> = vec![
-        ("the hub's log".to_owned(), hub.log()?.into_bytes()),
-        (
-            "the hub's dump".to_owned(),
-            hub.debug("fleet.json").await?.into_bytes(),
-        ),
-        (
-            "the agent's dump".to_owned(),
-            agent_again.debug("agent.json").await?.into_bytes(),
-        ),
-        ("the agent's log".to_owned(), agent.log()?.into_bytes()),
-        (
-            "the agent's next log".to_owned(),
-            agent_again.log()?.into_bytes(),
-        ),
+    let mut texts = vec![
+        ("the hub's log", hub.log()?),
+        ("the hub's dump", hub.debug("fleet.json").await?),
+        ("the agent's dump", agent_again.debug("agent.json").await?),
+        ("the agent's log", agent.log()?),
+        ("the agent's next log", agent_again.log()?),
     ];
     for agent in &refused {
-        outputs.push((
-            "a refused agent's log".to_owned(),
-            agent.log()?.into_bytes(),
-        ));
+        texts.push(("a refused agent's log", agent.log()?));
     }
+    let texts = texts.into_iter();
+    let texts = texts.map(|(source, text)| (source.to_owned(), text.into_bytes()));
+    let mut outputs: Vec<(String, Vec<u8>)> = texts.collect();
     for (cluster, more) in [(&home, ",edgeclusters"), (&one, ""), (&two, "")] {
         let source = format!("the objects of {}", cluster.name());
         outputs.push((source, readable_objects(cluster, more).await.into_bytes()));
