@@ -139,7 +139,7 @@ pub(crate) fn forged(
     release: &str,
     revision: u32,
     change: impl Fn(&mut Value),
-) -> Result<Secret> {
+) -> anyhow::Result<Secret> {
     let mut forged = secret.clone();
     rewrite(&mut forged, &|stored: &mut Value| {
         stored["version"] = json!(revision);
