@@ -195,7 +195,7 @@ impl Session {
             .send_modify(|contact| contact.record_loss(BootTime::now()));
     }
 
-    /// Returns why the session ended, or why there was none.
+    /// Returns why the session ended or did not start.
     async fn run_once(
         &self,
         backoff: &mut ReconnectBackoff,

@@ -438,7 +438,7 @@ fn workloads(manifest: &str, namespace: &str) -> Vec<Workload> {
         let mut kinds = WorkloadKind::ALL.iter();
         if kinds.any(|kind| document.contains(kind.as_str())) {
             manifest::read_document(&document, &mut objects);
-            // Parsed objects take several times their text, so hold those of one document only.
+            // Parsed objects need several times the memory of their text. Keep those of one document only.
             let in_document = objects.drain(..);
             workloads.extend(in_document.filter_map(|object| workload(&object, namespace)));
         }

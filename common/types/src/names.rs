@@ -141,7 +141,7 @@ fn is_name_part(text: &str) -> bool {
     text.len() <= LABEL_MAX && is_name_shaped(text, u8::is_ascii_alphanumeric, b"-_.")
 }
 
-/// Returns whether the text begins and ends with an `outer` byte and has other bytes only of `inner`.
+/// Returns whether the first and last byte are `outer`, and all others `outer` or in `inner`.
 fn is_name_shaped(text: &str, outer: fn(&u8) -> bool, inner: &[u8]) -> bool {
     let bytes = text.as_bytes();
     bytes.first().is_some_and(outer)

@@ -29,9 +29,9 @@ const SCHEDULE: Schedule = Schedule {
     retry_max: Duration::from_secs(60),
 };
 
-/// Publishes the roots of the CA and the addresses of this hub when the CA changes, and periodically until `stop`,
-/// because another writer may delete or change them. Only the leader publishes, because a standby may have other
-/// addresses.
+/// Publishes the roots of the CA and the addresses of this hub, until `stop`. Does so when the CA changes, and
+/// periodically, because another writer may change them. A standby may have other addresses, so only the leader
+/// publishes.
 pub(crate) async fn run(
     client: Client,
     namespace: String,

@@ -34,7 +34,7 @@ pub struct SecretName {
 }
 
 impl SecretName {
-    /// Returns `None` if the object is no Secret.
+    /// Returns `None` for other objects than Secrets.
     fn from_origin(origin: &Origin) -> Option<Self> {
         let namespace = origin.namespace.clone();
         Some(Self {

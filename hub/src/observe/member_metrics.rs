@@ -86,7 +86,7 @@ struct MemberRow {
     connected: Option<bool>,
     mode: Mode,
     applied: Option<Version>,
-    /// Of the agent's certificate, and of the access by the kubeconfig.
+    /// Validity of the agent's certificate, and of the credentials in the kubeconfig.
     credentials: [Option<Validity>; 2],
 }
 
