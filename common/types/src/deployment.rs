@@ -7,11 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::conditions::ClusterState;
 use crate::desired::drift::DriftPolicy;
-use crate::desired::is_default;
+use crate::json::{self, is_default};
 use crate::names;
 use crate::tenant::{trim_all, trim_request};
 use crate::text::truncate;
-use crate::values;
 
 /// Namespace and name of a KryptonDeployment on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -82,7 +81,7 @@ impl DesiredDeployment {
 
     /// Size of the JSON in bytes.
     pub fn size(&self) -> usize {
-        values::size(self)
+        json::size(self)
     }
 
     /// Name of the release.

@@ -19,9 +19,10 @@ use crate::desired::handling::Handling;
 use crate::desired::lockdown::Lockdown;
 use crate::desired::namespaces::NamespaceConfiguration;
 use crate::fingerprint;
+use crate::json::{self, is_default};
 use crate::placed_tenant::PlacedTenant;
 use crate::redact::url_shown;
-use crate::values::{self, merge};
+use crate::values::merge;
 
 /// The value that `install_crds` adds.
 const INSTALL_CRDS: &str = "installCRDs";
@@ -140,11 +141,6 @@ impl ChartState {
     }
 }
 
-/// Returns whether a field is not written because it has its default value.
-pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
 fn is_exact(version: &str) -> bool {
     let version = version.strip_prefix('v').unwrap_or(version);
     semver::Version::parse(version).is_ok()
@@ -206,7 +202,7 @@ impl DesiredState {
 
     /// Size in bytes as stored on the member.
     pub fn size(&self) -> usize {
-        values::size(self)
+        json::size(self)
     }
 
     /// Returns the chart for a Tenant with its own values, if the fleet allows them.

@@ -11,7 +11,8 @@ use crate::kubeconfig::fuzzing::{broken_promise, policy_of};
 use crate::names::is_dns_subdomain;
 use crate::redact::{has_userinfo, redact, url_shown};
 use crate::spiffe::{Role, SpiffeId};
-use crate::values::{merge, pointers_from, size, value_at};
+use crate::json::size;
+use crate::values::{merge, pointers_from, value_at};
 
 #[path = "../../../fuzz/shared.rs"]
 pub(crate) mod shared;

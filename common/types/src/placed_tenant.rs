@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::conditions::{MESSAGE_MAX, State};
-use crate::desired::is_default;
+use crate::json::is_default;
 use crate::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
 use crate::tenant::TenantKey;
 

@@ -8,7 +8,7 @@ mod collect;
 mod compare;
 mod managers;
 mod merge;
-mod schema;
+pub(crate) mod schema;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -22,7 +22,7 @@ use crate::cause::Cause;
 use crate::meta;
 use crate::status::{Failure, Outcome};
 use managers::{ManagerEntry, ManagerId, Managers, Operation};
-pub(crate) use schema::Schema;
+use schema::Schema;
 use set::FieldSet;
 
 /// The author of one write.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::fields;
+use crate::fields::schema::Schema;
 use crate::key::Key;
 use crate::schema::StructuralSchema;
 
@@ -49,7 +49,7 @@ pub(crate) struct Kind {
     /// Converts an object to the form of its type.
     pub(crate) normalize: Option<Normalize>,
     /// Types of the fields, for field managers.
-    pub(crate) fields: Option<fields::Schema>,
+    pub(crate) fields: Option<Schema>,
     /// Schema of a custom resource.
     pub(crate) schema: Option<Arc<StructuralSchema>>,
     /// `apiVersion` of stored objects.

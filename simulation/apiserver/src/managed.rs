@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::fields::{self, Schema, Writer};
+use crate::fields::schema::Schema;
+use crate::fields::{self, Writer};
 use crate::kind::Kind;
 use crate::render;
 use crate::status::{Failure, Outcome};

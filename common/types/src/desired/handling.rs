@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use crate::by_word;
-use crate::desired::is_default;
+use crate::json::is_default;
 
 /// Condition under which a deployed release is ready. Helm itself always waits for hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::desired::is_default;
+use crate::json::is_default;
+
 
 /// How far an object of a tenant reaches beyond its own namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
