@@ -392,11 +392,12 @@ mod tests {
             ("", false, Some("stopped-process-ends")),
             ("agent/a/1", true, Some("stopped-process-ends")),
         ] {
-            calm()
+            let mut history = calm();
+            history
                 .fault("stop agent-edge-1 for 9.000")
                 .put(AGENT, "edge-1", lease(MEMBER_LEASE, holder))
-                .observe(stopped(in_time))
-                .assert_outcome(oracle);
+                .observe(stopped(in_time));
+            assert_eq!(history.violated_oracle(), oracle, "{holder} {in_time}");
         }
     }
 
