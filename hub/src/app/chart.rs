@@ -149,7 +149,7 @@ impl ChartFollower {
         }
     }
 
-    /// Waits for a change of the chart. A sender that is gone went with its task, whose end is noticed elsewhere.
+    /// Waits for a change of the chart. A sender that is gone has no task, or one whose end is noticed elsewhere.
     pub(super) async fn changed(&mut self) {
         tokio::select! {
             Ok(()) = self.values.changed() => tracing::info!("the values file has changed"),
