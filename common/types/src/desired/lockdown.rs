@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::json::is_default;
 
-
 /// How far an object of a tenant reaches beyond its own namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
