@@ -10,8 +10,9 @@ use std::{
 
 use anyhow::Result;
 use krypton_tests::{
-    ChartRepository, ChartSource, Cluster, HubPod, Parts, TestResult, assert_contains, eventually,
-    fleet::FleetClient, kubeconfig, membership::kubectl_krypton_path, process::Invocation,
+    ChartRepository, ChartSource, Cluster, HubPod, Parts, PodName, TestResult, assert_contains,
+    eventually, fleet::FleetClient, kubeconfig, membership::kubectl_krypton_path,
+    process::Invocation,
 };
 use tempfile::TempDir;
 
@@ -65,10 +66,13 @@ impl StubKind {
     }
 }
 
-/// Runs the process of the hub's pod as soon as the command has installed the hub.
+/// Runs the process of the hub's pod as soon as the command has installed the hub. If the process fails, no other one
+/// is started.
 async fn start_hub(cluster: &Cluster) -> Result<HubPod> {
+    let name = PodName::default();
     eventually("the hub of the command", async || {
-        HubPod::start(cluster, None).await.map(Some)
+        let pod = HubPod::start_as(cluster, &name, None, &[]).await?;
+        Ok(Some(pod))
     })
     .await
 }
