@@ -71,6 +71,7 @@ async fn tenant_reaches_nothing_beyond_its_namespace_and_account(mode: Mode) -> 
     ];
     for (name, spec) in cases {
         let message = wait_for_failure(&team, &error, name, spec, "InstallFailed").await?;
+        let message = format!("{name}: {message}");
         assert_contains!(message, "forbidden", "system:serviceaccount:team-a:");
     }
     for object in ["configmap beyond -n team-b", "clusterrole beyond"] {
