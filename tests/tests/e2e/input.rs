@@ -27,7 +27,7 @@ async fn check_startup_failure(
     let mut hub = Hub::start(&options)?;
     let status = hub.wait(MINUTE).await?;
     let log = hub.log()?;
-    assert_eq!(status.code(), Some(code), "{:?}: {log}", options.args);
+    assert_eq!(status.code(), Some(code), "{options:?}: {log}");
     for text in expected_texts {
         assert_contains!(log, text);
     }
