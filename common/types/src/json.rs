@@ -29,3 +29,15 @@ pub fn size(value: &impl Serialize) -> usize {
     }
     counter.0
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn size_is_that_of_the_text() {
+        assert_eq!(size(&json!({"a": "b"})), r#"{"a":"b"}"#.len());
+    }
+}
