@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
+use krypton_reconciler::backup::record_name;
 use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
 use krypton_types::names::{
     CA_SECRET, GROUP, HUB_LEASE, PAUSED_ANNOTATION, SELF_CLUSTER, tenant_release,
@@ -20,7 +21,7 @@ use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, invariant};
 use crate::object::{
     annotation, condition, condition_text, has_true_condition, is_terminating, label, text,
 };
-use crate::plan::{Chart, HOME, Settings};
+use crate::plan::{Chart, HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
 
 /// A leader renews its Lease every second.
@@ -192,7 +193,14 @@ invariant! {
         for name in view.wanted_tenants() {
             let exists = clusters.iter().any(|cluster| view.tenant(cluster, name).is_some());
             let is_exempt = view.separated_member.is_some();
-            ensure(exists || is_exempt, || format!("Tenant {name} is lost"))?;
+            // No process restores the Tenants of a deleted CRD once people have deleted the member, too.
+            let backup = record_name(TENANT_NAMESPACE, name);
+            let is_saved = clusters.iter().any(|cluster| {
+                let mut secrets = view.objects(cluster, "", "secrets");
+                let is_left = view.edge_cluster(Settings::member_for(cluster)).is_none();
+                is_left && secrets.any(|(key, _)| key.name == backup)
+            });
+            ensure(exists || is_saved || is_exempt, || format!("Tenant {name} is lost"))?;
         }
         Ok(())
     }
@@ -428,6 +436,27 @@ mod tests {
             history.delete("crd-controller", "edge-1", &tenant());
         });
         assert_eq!(violated.as_deref(), Some("wanted-tenants-exist"));
+        // Its backup waits on the cluster of a member that people have deleted.
+        let backup = json!({
+            "kind": "Secret",
+            "apiVersion": "v1",
+            "metadata": {"name": record_name("tenants", "t0"), "namespace": "krypton-system"},
+        });
+        for is_deleted in [false, true] {
+            let violated = History::violated_after(|history| {
+                history.put("hub-0", "edge-2", backup.clone());
+                history.delete("kube-controller-manager", "edge-1", &tenant());
+                if is_deleted {
+                    history.delete("people", "home", &edge_cluster("edge-2"));
+                }
+            });
+            // Without the Tenant, edge-1's own status is wrong.
+            let expected = match is_deleted {
+                true => "members-count-tenants",
+                false => "wanted-tenants-exist",
+            };
+            assert_eq!(violated.as_deref(), Some(expected));
+        }
         // Nothing had reached it.
         let violated = History::violated_after(|history| {
             let mut new = tenant();
