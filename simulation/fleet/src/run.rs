@@ -5,7 +5,7 @@ use crate::coverage::Coverage;
 use crate::faults;
 use crate::observe::{Event, Observation};
 use crate::oracles::{Oracles, Phase, Violation};
-use crate::plan::{Action, Plan, SYSTEM_NAMESPACE};
+use crate::plan::{Action, Plan};
 use crate::stage::Fleet;
 use crate::time::Millis;
 
@@ -190,18 +190,6 @@ impl Runner<'_> {
             (self.trace)(&observation);
             self.changes += u64::from(matches!(observation.event, Event::Change { .. }));
             self.coverage.record(&observation);
-            if let Event::Responded {
-                code: 501, path, ..
-            } = &observation.event
-            {
-                return Err(Violation {
-                    oracle: "the-model-knows-each-request",
-                    at: observation.at,
-                    text: format!(
-                        "the simulated API server does not know {path} in {SYSTEM_NAMESPACE}"
-                    ),
-                });
-            }
             self.oracles.observe(&observation)?;
         }
         Ok(())

@@ -194,13 +194,13 @@ invariant! {
             let exists = clusters.iter().any(|cluster| view.tenant(cluster, name).is_some());
             let is_exempt = view.separated_member.is_some();
             // No process restores the Tenants of a deleted CRD once people have deleted the member, too.
-            let backup = record_name(TENANT_NAMESPACE, name);
-            let is_saved = clusters.iter().any(|cluster| {
-                let mut secrets = view.objects(cluster, "", "secrets");
-                let is_left = view.edge_cluster(Settings::member_for(cluster)).is_none();
-                is_left && secrets.any(|(key, _)| key.name == backup)
-            });
-            ensure(exists || is_saved || is_exempt, || format!("Tenant {name} is lost"))?;
+            let is_saved = || {
+                let is_left = |cluster: &&String| view.edge_cluster(Settings::member_for(cluster)).is_none();
+                let mut left = clusters.iter().filter(is_left);
+                let backup = record_name(TENANT_NAMESPACE, name);
+                left.any(|cluster| view.objects(cluster, "", "secrets").any(|(key, _)| key.name == backup))
+            };
+            ensure(exists || is_exempt || is_saved(), || format!("Tenant {name} is lost"))?;
         }
         Ok(())
     }
