@@ -85,11 +85,11 @@ use crate::{condition_list, free_form, published::published};
 #[serde(rename_all = "camelCase")]
 pub struct EdgeClusterSpec {
     /// Pauses the member: Krypton writes only status there. Defaults to false.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub paused: bool,
     /// Bans the member: the hub rejects its agent and does not connect to the cluster. Releases keep running.
     /// Defaults to false.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub banned: bool,
     /// Whether the hub may connect through `sourceRef`. If it is not set, the hub may. The hub creates the
     /// EdgeCluster with `false` if the source is in a namespace other than the hub's. An agent needs no
@@ -102,7 +102,7 @@ pub struct EdgeClusterSpec {
     pub source_ref: Option<SourceRef>,
     /// Whether a deletion of this object keeps or uninstalls the member's releases. Defaults to `Retain`. With
     /// `Uninstall`, the object stays until the member has uninstalled them. Has no effect on `self-cluster`.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub deletion_policy: DeletionPolicy,
     /// Namespaces of the home cluster whose Tenants and KryptonDeployments may name this member. If it is not set,
     /// all may. If it is empty, none may.
@@ -164,7 +164,7 @@ pub struct ValuesReference {
     pub values_key: Option<String>,
     /// Whether the object or the key may be missing. Defaults to false: if one is missing, Krypton keeps the last good
     /// values.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "crate::is_default")]
     pub optional: bool,
 }
 
@@ -424,10 +424,6 @@ impl EdgeCluster {
     pub fn crd() -> CustomResourceDefinition {
         published(<Self as CustomResourceExt>::crd())
     }
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 #[cfg(test)]

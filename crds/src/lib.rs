@@ -45,6 +45,11 @@ pub fn schema_version(metadata: &ObjectMeta) -> Option<u32> {
         .ok()
 }
 
+/// Returns whether a field can be left out because it has its default value.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// Returns all CRDs as YAML for kubectl, by file name (`<plural>.<group>.yaml`).
 pub fn manifests() -> BTreeMap<String, String> {
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::conditions::ClusterState;
 use crate::desired::drift::DriftPolicy;
-use crate::json::{self, is_default};
 use crate::names;
 use crate::tenant::{trim_all, trim_request};
 use crate::text::truncate;
+use crate::values;
 
 /// Namespace and name of a KryptonDeployment on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -48,13 +48,13 @@ pub struct DesiredDeployment {
     /// gets it.
     pub created: i64,
     /// Uninstall the release. The order stays in the list until the member has reported the release gone.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub remove: bool,
     /// With `remove`: keep the release in place, but stop managing it.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub orphan: bool,
     /// Suspends all writes for this order.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub paused: bool,
     /// Value of the annotation through which a user requests a retry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,7 +81,7 @@ impl DesiredDeployment {
 
     /// Size of the JSON in bytes.
     pub fn size(&self) -> usize {
-        json::size(self)
+        values::size(self)
     }
 
     /// Name of the release.

@@ -19,10 +19,9 @@ use crate::desired::handling::Handling;
 use crate::desired::lockdown::Lockdown;
 use crate::desired::namespaces::NamespaceConfiguration;
 use crate::fingerprint;
-use crate::json::{self, is_default};
 use crate::placed_tenant::PlacedTenant;
 use crate::redact::url_shown;
-use crate::values::merge;
+use crate::values::{self, merge};
 
 /// The value that `install_crds` adds.
 const INSTALL_CRDS: &str = "installCRDs";
@@ -168,18 +167,18 @@ pub struct DesiredState {
     /// `spec.paused` of the member: the member writes status only.
     pub paused: bool,
     /// Decommission the member: uninstall each of its releases, regardless of `chart`.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub retire: bool,
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub drift: DriftPolicy,
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub chart_crds: CrdPolicy,
     /// Whether `spec.values` of a Tenant has an effect.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub tenant_values: bool,
     #[serde(default, flatten)]
     pub handling: Handling,
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub lockdown: Lockdown,
     /// Labels and annotations of the namespaces that Krypton creates for workspaces.
     #[serde(
@@ -202,7 +201,7 @@ impl DesiredState {
 
     /// Size in bytes as stored on the member.
     pub fn size(&self) -> usize {
-        json::size(self)
+        values::size(self)
     }
 
     /// Returns the chart for a Tenant with its own values, if the fleet allows them.

@@ -6,13 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::error_chain::chain;
 use crate::join_bundle::{JoinBundle, is_token, split_address};
-use crate::json::size;
 use crate::kubeconfig::Policy;
 use crate::kubeconfig::fuzzing::{broken_promise, policy_of};
 use crate::names::is_dns_subdomain;
 use crate::redact::{has_userinfo, redact, url_shown};
 use crate::spiffe::{Role, SpiffeId};
-use crate::values::{merge, pointers_from, value_at};
+use crate::values::{merge, pointers_from, size, value_at};
 
 #[path = "../../../fuzz/shared.rs"]
 pub(crate) mod shared;

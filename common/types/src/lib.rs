@@ -17,7 +17,6 @@ pub mod fuzzing;
 pub mod join_bundle;
 pub mod join_info;
 pub mod join_token;
-pub mod json;
 pub mod keyword;
 pub mod kubeconfig;
 pub mod labels;

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::conditions::{MESSAGE_MAX, State};
-use crate::json::is_default;
 use crate::names::{PLACED_FINALIZER, PLACED_ON_ANNOTATION};
 use crate::tenant::TenantKey;
 
@@ -24,16 +23,16 @@ pub struct PlacedTenant {
     pub former_uid: Option<String>,
     /// `metadata.generation` on the home cluster.
     pub generation: i64,
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub spec: PlacedSpec,
     /// Delete the Tenant. The order stays in the list until the member has reported the Tenant gone.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub remove: bool,
     /// Take over a Tenant that was placed for another object of the home cluster.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub adopt: bool,
     /// Suspends writes to the release, and the creation and deletion of the Tenant.
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
     pub paused: bool,
     /// Value of the annotation through which a user requests a retry.
     #[serde(default, skip_serializing_if = "Option::is_none")]

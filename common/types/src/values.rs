@@ -1,5 +1,8 @@
 //! Merges layers of chart values, and locates secrets in the result.
 
+use std::io::{self, Write};
+
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// Limit for the values of one member, in bytes of JSON. The member stores them in one Secret, which holds 1 MiB.
@@ -20,6 +23,27 @@ pub fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
             }
         }
     }
+}
+
+/// Returns the size of a value in bytes of JSON.
+pub fn size(value: &impl Serialize) -> usize {
+    #[derive(Default)]
+    struct ByteCounter(usize);
+    impl Write for ByteCounter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = ByteCounter::default();
+    // Serialization into a counter does not fail.
+    if serde_json::to_writer(&mut counter, value).is_err() {
+        return usize::MAX;
+    }
+    counter.0
 }
 
 /// Returns JSON pointers to the strings, numbers and whole lists in `merged` that come from `layer` unchanged.
@@ -154,6 +178,7 @@ mod tests {
         for none in ["", "db", "/none", "/db/none/deeper"] {
             assert_eq!(value_at(&merged, none), None, "{none}");
         }
+        assert_eq!(size(&map(json!({"a": "b"}))), r#"{"a":"b"}"#.len());
     }
 
     /// Generates values in which a key is either always a map or never one.

@@ -100,7 +100,10 @@ fn defaults_of_the_go_operator_hold() {
     assert_eq!(settings.helm.max_per_member(), 3);
     assert_eq!(settings.log_filter(), "info");
     assert_eq!(settings.kubeconfig_policy(), Policy::default());
-    assert!(settings.lockdown().is_default() && settings.workspace_namespaces().is_empty());
+    assert!(
+        krypton_crds::is_default(&settings.lockdown())
+            && settings.workspace_namespaces().is_empty()
+    );
     assert_eq!(settings.handling(), Handling::default());
 }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use krypton_crds::edge_cluster::{EdgeClusterSpec, ValuesKind, ValuesReference};
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::{ChartState, Confidential};
+use krypton_types::names;
 use krypton_types::values::{self, merge};
-use krypton_types::{json, names};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -254,7 +254,7 @@ fn merge_layers(
     }
     paths.sort_unstable();
     paths.dedup();
-    let size = json::size(&chart.values) + paths.iter().map(|path| path.len() + 3).sum::<usize>();
+    let size = values::size(&chart.values) + paths.iter().map(|path| path.len() + 3).sum::<usize>();
     let own_salt = readings
         .salt
         .as_deref()

@@ -1,5 +1,6 @@
 //! Remembers reports, failures and waits of one owner between two plans. A restart loses them.
 
+use krypton_crds::is_default;
 use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
 use krypton_runtime::clock::BootTime;
@@ -92,11 +93,11 @@ fn attempt_fingerprint(fingerprint: &str, desired: &DesiredState) -> String {
     let mut inputs = vec![fingerprint.to_owned()];
     // The content may be available now if the hub has found its digest since the last attempt.
     inputs.extend(desired.chart.pinned.clone());
-    if !desired.chart_crds.is_default() {
+    if !is_default(&desired.chart_crds) {
         inputs.push(desired.chart_crds.to_string());
     }
     // Another service account may have the missing rights.
-    if !desired.lockdown.is_default() {
+    if !is_default(&desired.lockdown) {
         inputs.push(desired.lockdown.default_service_account.clone());
     }
     inputs.join(" ")

@@ -5,7 +5,7 @@ use krypton_helm::releases::{ORIGINALS_NAMESPACE, Status};
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{State, Truth, reason};
 use krypton_types::desired::handling::{Handling, Remediation, WaitPolicy};
-use krypton_types::{fingerprint, json, names, values};
+use krypton_types::{fingerprint, names, values};
 
 use super::memory::{Failure, Run};
 use super::ownership::{Ownership, may_use_workspace, ownership};
@@ -311,7 +311,7 @@ fn install_refusal<'a>(view: &View<'_>) -> Option<ReleaseState<'a>> {
         ),
     ];
     limits.into_iter().find_map(|(subject, values, limit)| {
-        let size = json::size(values);
+        let size = values::size(values);
         (size > limit).then_some(ReleaseState::ValuesTooLarge {
             subject,
             size,

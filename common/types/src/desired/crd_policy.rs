@@ -24,11 +24,6 @@ impl CrdPolicy {
         ("create", Self::Create),
         ("create-replace", Self::CreateReplace),
     ];
-
-    /// Returns whether this is the behaviour of members that receive no policy.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 by_word!(CrdPolicy);

@@ -5,7 +5,6 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use crate::by_word;
-use crate::json::is_default;
 
 /// Condition under which a deployed release is ready. Helm itself always waits for hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,19 +58,19 @@ const HISTORY_DEFAULT: u8 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Handling {
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "krypton_crds::is_default")]
     pub wait: WaitPolicy,
     /// Delete the six CRDs of cert-manager together with the last release that created them, if no objects of their
     /// kinds exist.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "krypton_crds::is_default")]
     pub delete_cert_manager_crds: bool,
     /// A failure to fetch the chart does not set a Tenant's phase to `Error` (`ALLOW_CHART_SKIP`).
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "krypton_crds::is_default")]
     pub allow_chart_skip: bool,
     /// Number of retries after a failed install or upgrade; unlimited if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retries: Option<u32>,
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "krypton_crds::is_default")]
     pub remediation: Remediation,
     /// Number of revisions that Helm keeps of a release: the running one and the latest attempts.
     #[serde(skip_serializing_if = "is_default_history")]

@@ -2,14 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::json::is_default;
-
 /// How far an object of a tenant reaches beyond its own namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Lockdown {
     /// An object uses no namespace but its own and those made for it. Its annotations take over no release.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(skip_serializing_if = "krypton_crds::is_default")]
     pub no_cross_namespace_refs: bool,
     /// The service account of the object's namespace that Helm acts as, where the object names none. Empty: Helm acts
     /// as the fleet's account.
@@ -18,11 +16,6 @@ pub struct Lockdown {
 }
 
 impl Lockdown {
-    /// Whether nothing is limited.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// The user that Helm acts as for an object of `namespace` that names the account `named`.
     pub fn user(&self, namespace: &str, named: Option<&str>) -> Option<String> {
         let named = named.filter(|named| !named.is_empty());
