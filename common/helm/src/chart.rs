@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -84,8 +84,9 @@ pub type CurrentCredentials = Result<Arc<Credentials>, Arc<str>>;
 /// The charts of a process. No other process may use its folder.
 pub struct ChartCache {
     dir: PathBuf,
-    /// Credentials without a login, for public charts.
-    anonymous: Arc<Credentials>,
+    /// Credentials without a login, for public charts. Created at the first use, because the certificates of the
+    /// system's authorities take memory.
+    anonymous: LazyLock<CurrentCredentials>,
     credentials: Option<watch::Receiver<CurrentCredentials>>,
     plain_http: bool,
     indexes: IndexStore,
@@ -150,11 +151,10 @@ impl ChartCache {
             Ok(dir) => dir,
             Err(source) => return Err(CacheError::Folder { dir, source }),
         };
-        let anonymous = Credentials::none().map_err(CacheError::Client)?;
         Ok(Self {
             indexes: IndexStore::new(&dir),
             dir,
-            anonymous: Arc::new(anonymous),
+            anonymous: LazyLock::new(Credentials::none),
             credentials: None,
             plain_http: false,
             entries: Mutex::default(),

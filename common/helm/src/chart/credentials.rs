@@ -1,17 +1,21 @@
 //! Credentials for a chart repository: a login, a client certificate and a custom certificate authority.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::Secret;
+use krypton_types::error_chain::chain;
 use reqwest::header::HeaderValue;
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, ClientBuilder, Identity, Url};
 use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 use zeroize::Zeroizing;
+
+use super::CurrentCredentials;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time without data before a connection counts as dead.
@@ -105,14 +109,16 @@ impl fmt::Debug for Credentials {
 
 impl Credentials {
     /// Returns empty credentials, for public charts.
-    pub(super) fn none() -> reqwest::Result<Self> {
-        let client = client().build()?;
-        Ok(Self {
+    pub(super) fn none() -> CurrentCredentials {
+        let client = client()
+            .build()
+            .map_err(|error| format!("failed to create an HTTP client: {}", chain(&error)))?;
+        Ok(Arc::new(Self {
             login: None,
             by_location: Vec::new(),
             repository_client: client.clone(),
             other_client: client,
-        })
+        }))
     }
 
     /// Reads a Secret of any type by its keys: `username` and `password`, or `token`; `tls.crt` and

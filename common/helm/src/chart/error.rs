@@ -21,8 +21,6 @@ pub enum CacheError {
         #[source]
         source: io::Error,
     },
-    #[error("failed to create the HTTP client of the chart cache")]
-    Client(#[source] reqwest::Error),
 }
 
 /// Why a chart is not available.

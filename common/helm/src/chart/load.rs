@@ -176,11 +176,11 @@ impl ChartCache {
     /// Returns a client with the current credentials.
     fn client(&self) -> Result<RepositoryClient, ChartProblem> {
         let credentials = match &self.credentials {
-            None => Arc::clone(&self.anonymous),
-            Some(current) => current.get().map_err(ChartProblem::Credentials)?,
+            None => (*self.anonymous).clone(),
+            Some(current) => current.get(),
         };
         Ok(RepositoryClient {
-            credentials,
+            credentials: credentials.map_err(ChartProblem::Credentials)?,
             plain_http: self.plain_http,
         })
     }
