@@ -7,6 +7,7 @@
 )]
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -421,8 +422,10 @@ impl EdgeClusterStatus {
 
 impl EdgeCluster {
     /// Returns the CRD with its schema version. Shadows the method of the derive, which lacks the version.
-    pub fn crd() -> CustomResourceDefinition {
-        published(<Self as CustomResourceExt>::crd())
+    pub fn crd() -> &'static CustomResourceDefinition {
+        static CRD: LazyLock<CustomResourceDefinition> =
+            LazyLock::new(|| published(<EdgeCluster as CustomResourceExt>::crd()));
+        &CRD
     }
 }
 

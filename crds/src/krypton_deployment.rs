@@ -6,6 +6,8 @@
     reason = "KubeSchema copies a struct into a function, `pub` and all"
 )]
 
+use std::sync::LazyLock;
+
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     apimachinery::pkg::apis::meta::v1::Condition,
@@ -198,7 +200,9 @@ impl DeploymentPhase {
 
 impl KryptonDeployment {
     /// Returns the CRD with its schema version. Shadows the method of the derive, which lacks the version.
-    pub fn crd() -> CustomResourceDefinition {
-        published(<Self as CustomResourceExt>::crd())
+    pub fn crd() -> &'static CustomResourceDefinition {
+        static CRD: LazyLock<CustomResourceDefinition> =
+            LazyLock::new(|| published(<KryptonDeployment as CustomResourceExt>::crd()));
+        &CRD
     }
 }

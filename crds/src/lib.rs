@@ -30,8 +30,8 @@ pub const HELM_KEEP_POLICY: [&str; 2] = ["helm.sh/resource-policy", "keep"];
 
 /// Returns all CRDs. They need Kubernetes 1.30 for `optionalOldSelf` in rules and for validation ratcheting, which
 /// accepts unchanged fields that an older schema has stored.
-pub fn all() -> Vec<CustomResourceDefinition> {
-    vec![Tenant::crd(), KryptonDeployment::crd(), EdgeCluster::crd()]
+pub fn all() -> [&'static CustomResourceDefinition; 3] {
+    [Tenant::crd(), KryptonDeployment::crd(), EdgeCluster::crd()]
 }
 
 /// Returns the schema version from the metadata of a CRD. `None` (annotation missing or not a number) is older than
@@ -63,5 +63,5 @@ pub fn manifests() -> BTreeMap<String, String> {
             .expect("a CRD is strings, numbers, lists and maps with string keys");
         (format!("{name}.yaml"), yaml)
     };
-    all().iter().map(manifest).collect()
+    all().into_iter().map(manifest).collect()
 }

@@ -5,6 +5,8 @@
     reason = "KubeSchema copies a struct into a function, `pub` and all"
 )]
 
+use std::sync::LazyLock;
+
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
@@ -301,8 +303,10 @@ pub struct ClusterSummary {
 
 impl Tenant {
     /// Returns the CRD with its schema version. Shadows the method of the derive, which lacks the version.
-    pub fn crd() -> CustomResourceDefinition {
-        published(<Self as CustomResourceExt>::crd())
+    pub fn crd() -> &'static CustomResourceDefinition {
+        static CRD: LazyLock<CustomResourceDefinition> =
+            LazyLock::new(|| published(<Tenant as CustomResourceExt>::crd()));
+        &CRD
     }
 
     /// Returns the namespace of the release. It can be invalid: names of objects and older schemas allow more.

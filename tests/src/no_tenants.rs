@@ -37,7 +37,7 @@ pub async fn reject_tenant_crd(cluster: &Cluster) -> Result<()> {
         ..PostParams::default()
     };
     eventually("the CRD of Tenants to be rejected", async || {
-        let created = crds.create(&params, &Tenant::crd()).await;
+        let created = crds.create(&params, Tenant::crd()).await;
         Ok(created.is_err().then_some(()))
     })
     .await

@@ -56,7 +56,7 @@ pub(super) async fn prepare(
     // With the CRD of krypton-operator, the record of a deployment would be lost. Without the flag, the hub creates
     // no CRD and waits for none.
     if !settings.ensure_watch_crds
-        && let Err(error) = crd::upgrade_existing(client, &KryptonDeployment::crd()).await
+        && let Err(error) = crd::upgrade_existing(client, KryptonDeployment::crd()).await
     {
         tracing::warn!(error = %chain(&error), "failed to update the CRD of KryptonDeployments");
     }

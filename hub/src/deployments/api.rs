@@ -68,7 +68,7 @@ pub(super) async fn write(
             result.is_crd_outdated = true;
             // Since the hub's start, another client has replaced the CRD.
             let crd = KryptonDeployment::crd();
-            if let Err(error) = krypton_runtime::crd::upgrade_existing(&client, &crd).await {
+            if let Err(error) = krypton_runtime::crd::upgrade_existing(&client, crd).await {
                 tracing::warn!(error = %chain(&error), "failed to update the CRD of KryptonDeployments");
             }
         }

@@ -218,7 +218,7 @@ pub(super) async fn create(
         status.is_some_and(|status| status.code == 404 || status.reason == CRD_OUTDATED)
     };
     if created.as_ref().is_err_and(is_outdated)
-        && let Err(error) = krypton_runtime::crd::ensure(&client, &EdgeCluster::crd()).await
+        && let Err(error) = krypton_runtime::crd::ensure(&client, EdgeCluster::crd()).await
     {
         tracing::warn!(error = %chain(&error), "failed to recreate the CRD of EdgeClusters; retrying");
     }

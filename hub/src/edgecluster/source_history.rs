@@ -134,7 +134,7 @@ impl SourceHistory {
                 // If no member needs the CRD, only this creates it again.
                 if may_write
                     && matches!(crd_uid, Ok(None))
-                    && let Err(error) = crd::ensure(&client, &EdgeCluster::crd()).await
+                    && let Err(error) = crd::ensure(&client, EdgeCluster::crd()).await
                 {
                     tracing::warn!(error = %chain(&error), "failed to recreate the CRD of EdgeClusters; retrying");
                 }

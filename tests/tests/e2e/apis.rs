@@ -281,7 +281,7 @@ fn permissive_crd() -> Result<CustomResourceDefinition> {
             },
         },
     });
-    let mut crd = Tenant::crd();
+    let mut crd = Tenant::crd().clone();
     crd.metadata.annotations = None;
     crd.spec.names.short_names = None;
     crd.spec.versions[0].additional_printer_columns = None;
@@ -293,7 +293,7 @@ fn permissive_crd() -> Result<CustomResourceDefinition> {
 /// Replaces an older CRD with ours, and waits until the API server enforces it.
 async fn replace_crd(cluster: &Cluster) -> Result<()> {
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client());
-    let mut ours = Tenant::crd();
+    let mut ours = Tenant::crd().clone();
     let stored = api.get(&ours.name_any()).await?;
     ours.metadata.resource_version = stored.metadata.resource_version;
     api.replace(&ours.name_any(), &PostParams::default(), &ours)

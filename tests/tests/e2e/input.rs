@@ -137,7 +137,7 @@ pub(crate) async fn unreadable_tenant(
         "type": "object",
         "x-kubernetes-preserve-unknown-fields": true,
     }});
-    let mut crd = Tenant::crd();
+    let mut crd = Tenant::crd().clone();
     crd.metadata.annotations = None;
     crd.spec.versions[0].additional_printer_columns = None;
     crd.spec.versions[0].schema = serde_json::from_value(schema)?;

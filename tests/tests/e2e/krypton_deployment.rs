@@ -287,7 +287,7 @@ async fn namesake_is_rejected_and_crd_deletion_uninstalls_nothing(mode: Mode) ->
     assert_eq!(fleet_client.releases().await?, before);
     // Recreated, the KryptonDeployments adopt their releases.
     let params = PostParams::default();
-    crds.create(&params, &KryptonDeployment::crd()).await?;
+    crds.create(&params, KryptonDeployment::crd()).await?;
     regions.create(younger, paris).await;
     regions.wait_for(younger, READY).await;
     assert_eq!(fleet_client.releases().await?, before);

@@ -43,7 +43,7 @@ impl SimulatedHome {
         let home = Self(Arc::new(Mutex::new(StoppableServer { server, stopped })));
         let crds: Api<CustomResourceDefinition> = Api::all(home.client());
         for crd in krypton_crds::all() {
-            crds.create(&PostParams::default(), &crd).await?;
+            crds.create(&PostParams::default(), crd).await?;
         }
         let namespace = json!({"metadata": {"name": "default"}});
         let namespaces = Api::<k8s_openapi::api::core::v1::Namespace>::all(home.client());

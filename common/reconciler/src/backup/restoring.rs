@@ -82,7 +82,7 @@ pub(crate) async fn restore_tenants(
             };
         }
     };
-    let ensured = krypton_runtime::crd::ensure(client, &Tenant::crd()).await;
+    let ensured = krypton_runtime::crd::ensure(client, Tenant::crd()).await;
     let problem = ensured.err().map(|error| chain(&error));
     let may_write = || problem.is_none() && runner.check_permit().is_ok();
     let unrestored = restore_due(client, &runner.events, may_write, records, previous).await;

@@ -103,18 +103,18 @@ fn served(mut crd: CustomResourceDefinition) -> (String, Lookup<CustomResourceDe
 
 #[test]
 fn crds_are_judged_by_schema_version() {
-    let all_crds: Vec<_> = krypton_crds::all().into_iter().map(served).collect();
+    let all_crds: Vec<_> = krypton_crds::all().map(Clone::clone).map(served).into();
     assert_eq!(to_text(&crds(&all_crds)), "✓ 3 CRDs are served\n");
     assert_eq!(crds_of_original(&all_crds), []);
 
     let crd_with_version = |version: Option<&str>| {
-        let mut crd = Tenant::crd();
+        let mut crd = Tenant::crd().clone();
         let annotation = krypton_crds::SCHEMA_VERSION_ANNOTATION.to_owned();
         crd.metadata.annotations = version.map(|version| [(annotation, version.to_owned())].into());
         served(crd)
     };
     let tenants = "tenants.mesh.openkcm.io";
-    let unserved = (tenants.to_owned(), Lookup::Found(Tenant::crd()));
+    let unserved = (tenants.to_owned(), Lookup::Found(Tenant::crd().clone()));
     let missing = |name: &str| (name.to_owned(), Lookup::NotFound);
     let (old, later) = (crd_with_version(Some("1")), crd_with_version(Some("9999")));
     let no_deployments = missing(KryptonDeployment::crd_name());

@@ -103,12 +103,12 @@ async fn original_crds_are_replaced_and_stored_objects_kept() -> TestResult {
     ];
     for stored in tenants {
         let kind = ApiResource::erase::<Tenant>(&());
-        Box::pin(check_replacement(&cluster, &Tenant::crd(), &kind, &stored)).await?;
+        Box::pin(check_replacement(&cluster, Tenant::crd(), &kind, &stored)).await?;
     }
     let kind = ApiResource::erase::<KryptonDeployment>(&());
     for stored in deployments {
         let crd = KryptonDeployment::crd();
-        Box::pin(check_replacement(&cluster, &crd, &kind, &stored)).await?;
+        Box::pin(check_replacement(&cluster, crd, &kind, &stored)).await?;
     }
     Ok(())
 }

@@ -92,7 +92,7 @@ async fn old_deployments_are_migrated_and_left_unchanged() -> TestResult {
     assert_eq!(report["items"][0]["spec"], expected, "{report}");
     let error = migrate(&[]).await.unwrap_err().to_string();
     assert_contains!(error, "kryptondeployments");
-    krypton_runtime::crd::ensure(&client, &KryptonDeployment::crd()).await?;
+    krypton_runtime::crd::ensure(&client, KryptonDeployment::crd()).await?;
     let table = migrate(&["--dry-run"]).await?;
     assert_contains!(table, "acme/ced-acme", "would be created");
     assert_eq!(read_spec(&client, "default", "acme").await, None);
