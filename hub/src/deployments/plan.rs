@@ -215,7 +215,11 @@ impl DeploymentView<'_> {
                     if !site.placement.removing && !target.cluster.is_full {
                         add_order(target, false);
                     }
-                } else if self.is_orphaned() || self.is_uninstalled(site) {
+                } else if self.is_uninstalled(site) {
+                    events.push(self.removal_event(site));
+                    // Without the order, the member drops its report before the removal is recorded.
+                    add_order(site, true);
+                } else if self.is_orphaned() {
                     events.push(self.removal_event(site));
                 } else {
                     // An earlier location is removed once the release at the new one is ready. That is final.
@@ -301,14 +305,15 @@ impl DeploymentView<'_> {
             for site in self.sites.iter().chain(unrecorded_target) {
                 if self.is_uninstalled(site) {
                     events.push(self.removal_event(site));
-                    continue;
+                } else {
+                    let removing = site.placement.removing || is_confirmed;
+                    placements.push(Placement {
+                        removing,
+                        ..site.placement.clone()
+                    });
                 }
-                let removing = site.placement.removing || is_confirmed;
-                placements.push(Placement {
-                    removing,
-                    ..site.placement.clone()
-                });
-                // Until the deletion is confirmed, the order is paused and changes nothing.
+                // Until the deletion is confirmed, the order is paused and changes nothing. It stays after the
+                // removal: without it, the member drops its report before the finalizer is removed.
                 if let Some((member, _)) = site.cluster.member.as_ref().filter(|_| !is_unrecorded) {
                     let order = self.order(site.placement.removing);
                     let paused = order.paused || !site.placement.removing;

@@ -583,6 +583,29 @@ fn deletion_is_confirmed_recorded_ordered_then_finished() {
 }
 
 #[test]
+fn removal_is_ordered_until_it_is_recorded() {
+    const MOVED: [(&str, bool); 2] = [("edge-0", true), ("edge-1", false)];
+    let moved = || {
+        fixture()
+            .member("edge-0")
+            .with_placements(&MOVED)
+            .with_report("edge-0", uninstalled_report())
+    };
+    // The writes may fail for a long time, and the members must keep their reports until then.
+    assert_orders_and_places(&moved().decide(), &MOVED, &HERE);
+    let mut deleting = fixture()
+        .with_placements(&[("edge-1", true)])
+        .with_report("edge-1", uninstalled_report())
+        .with_deletion(Some(DeletionCause::Object));
+    let decision = deleting.decide();
+    assert_orders_and_places(&decision, &[("edge-1", true)], &[]);
+    assert!(!decision.orders["edge-1"].paused);
+    // Another controller's finalizer keeps the object.
+    deleting.object.metadata.finalizers = decision.finalizers;
+    assert!(deleting.decide().orders.is_empty());
+}
+
+#[test]
 fn unrecorded_deployment_is_assumed_at_its_target() {
     let unrecorded = |deletion| fixture().with_finalizer().with_deletion(deletion);
     let decision = unrecorded(None).decide();
