@@ -206,6 +206,7 @@ mod tests {
             method: "GET".to_owned(),
             path: path.to_owned(),
             code: 200,
+            from_fault: false,
         })
     }
 

@@ -33,6 +33,8 @@ pub enum Event {
         method: String,
         path: String,
         code: u16,
+        /// Whether a fault responded in place of the API server, which did nothing.
+        from_fault: bool,
     },
     /// A request or its response was lost.
     RequestLost {
@@ -125,6 +127,7 @@ impl fmt::Display for Observation {
                 method,
                 path,
                 code,
+                ..
             } => write!(
                 f,
                 "{host:<10} -> {cluster}  {method} {path}  {code}  #{nth}"

@@ -204,8 +204,9 @@ impl Simulation {
 
     pub(super) fn handle_request(&mut self, in_transit: RequestInTransit) {
         let cluster = self.clusters.get(&in_transit.cluster);
-        let hangs = |cluster: &Cluster| *cluster.health_for(&in_transit.request) == Health::Hangs;
-        if cluster.is_some_and(hangs) {
+        let health = cluster.map(|cluster| cluster.health_for(&in_transit.request));
+        let from_fault = matches!(health, Some(Health::RespondsWith { .. }));
+        if health == Some(&Health::Hangs) {
             // The server responds when it no longer hangs, unless the client gives up before.
             if self.requests.contains_key(&in_transit.id) {
                 let retry = QueuedEvent::RequestArrives(Box::new(in_transit));
@@ -257,6 +258,7 @@ impl Simulation {
                 method: request.method().to_string(),
                 path: path_and_query(request.uri()),
                 code: code.as_u16(),
+                from_fault,
             });
         }
         let (answer, delay) = match (response, return_transmission) {

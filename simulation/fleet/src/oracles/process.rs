@@ -114,7 +114,8 @@ invariant! {
     /// write.
     WritesChangeSomething, "writes-change-something",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
-        let Event::Responded { host, cluster, method, path, code: 200, .. } = &observation.event else {
+        let Event::Responded { host, cluster, method, path, code: 200, from_fault: false, .. } = &observation.event
+        else {
             return Ok(());
         };
         let is_write = ["PUT", "PATCH"].contains(&method.as_str()) && path.contains(KRYPTON_API_PATH);
@@ -226,6 +227,23 @@ mod tests {
         for (method, oracle) in [("GET", None), ("PUT", Some("writes-change-something"))] {
             History::new()
                 .respond("hub-0", "home", method, path, 200)
+                .assert_outcome(oracle);
+        }
+    }
+
+    #[test]
+    fn response_of_a_fault_is_ignored() {
+        for (from_fault, oracle) in [(true, None), (false, Some("writes-change-something"))] {
+            History::new()
+                .observe(Event::Responded {
+                    host: "hub-0".to_owned(),
+                    nth: 1,
+                    cluster: "home".to_owned(),
+                    method: "PATCH".to_owned(),
+                    path: "/apis/mesh.openkcm.io/v1alpha1/edgeclusters/edge-1/status".to_owned(),
+                    code: 200,
+                    from_fault,
+                })
                 .assert_outcome(oracle);
         }
     }

@@ -172,6 +172,7 @@ impl History {
             method: method.to_owned(),
             path: path.to_owned(),
             code,
+            from_fault: false,
         })
     }
 
