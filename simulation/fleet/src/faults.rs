@@ -10,6 +10,8 @@ mod answers;
 mod people;
 mod restore;
 
+use std::collections::BTreeSet;
+
 use jiff::SignedDuration;
 
 use crate::chart;
@@ -174,7 +176,11 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
         }
     }
     people::delete_forged(simulation, &settings.clusters());
-    orphan_unreadable_tenants(simulation, settings.clusters());
+    let clusters = settings.clusters();
+    repair_repeatedly(simulation, move |simulation| {
+        people::orphan_unreadable_tenants(simulation, &clusters);
+    });
+    delete_members_without_source(simulation, plan);
     // A restore of home may have brought back a temporary change by people.
     Fleet { settings }.ensure_kubeconfigs(simulation);
     simulation.record(Event::Fault {
@@ -182,26 +188,37 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
     });
 }
 
-/// Lets people orphan Tenants whose release cannot be decoded, as soon as their deletion waits.
-fn orphan_unreadable_tenants(simulation: &mut Simulation, clusters: Vec<String>) {
+/// Lets people try a repair now and a few times later, because the damage may show late.
+fn repair_repeatedly(
+    simulation: &mut Simulation,
+    repair: impl Fn(&mut Simulation) + Clone + 'static,
+) {
     for attempt in 0..ATTEMPTS {
-        let clusters = clusters.clone();
+        let repair = repair.clone();
         let at = simulation.now() + attempt * ATTEMPT_INTERVAL;
-        simulation.schedule(at, move |simulation| {
-            people::orphan_unreadable_tenants(simulation, &clusters);
-        });
+        simulation.schedule(at, repair);
     }
 }
 
 /// Gives new bundles to an agent whose certificate has expired. An agent uses a bundle only once after its start.
 fn invite_expired_agent(simulation: &mut Simulation, edge: String) {
-    for attempt in 0..ATTEMPTS {
-        let edge = edge.clone();
-        let at = simulation.now() + attempt * ATTEMPT_INTERVAL;
-        simulation.schedule(at, move |simulation| {
-            if stage::is_expired(simulation, &edge) {
-                people::rejoin_agent(simulation, &edge);
-            }
+    repair_repeatedly(simulation, move |simulation| {
+        if stage::is_expired(simulation, &edge) {
+            people::rejoin_agent(simulation, &edge);
+        }
+    });
+}
+
+/// Deletes the EdgeClusters that the plan's temporary Secrets have left behind.
+fn delete_members_without_source(simulation: &mut Simulation, plan: &Plan) {
+    let sources = plan.steps.iter().filter_map(|step| match &step.action {
+        Action::Member { member, action } => people::temporary_source(member, action),
+        _ => None,
+    });
+    let sources: BTreeSet<_> = sources.collect();
+    for (namespace, name) in sources {
+        repair_repeatedly(simulation, move |simulation| {
+            people::delete_member_without_source(simulation, (namespace, &name));
         });
     }
 }

@@ -13,7 +13,7 @@ use crate::plan::{
     Action, DeploymentAction, HOME, SYSTEM_NAMESPACE, TENANT_NAMESPACE, VALUES_CONFIG_MAP,
 };
 use crate::user_client::UserClient;
-pub(super) use members::rejoin_agent;
+pub(super) use members::{delete_member_without_source, rejoin_agent, temporary_source};
 pub(super) use tenants::{delete_forged, orphan_unreadable_tenants};
 
 /// Starts the keys of labels, annotations and finalizers that people write.

@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use krypton_sim_apiserver::server::Key;
 use krypton_types::names;
 use serde_json::{Value, json};
 
@@ -9,7 +10,7 @@ use super::{KRYPTON_API, text};
 use crate::conductor::Simulation;
 use crate::faults;
 use crate::observe::Event;
-use crate::plan::{Action, MemberAction, SYSTEM_NAMESPACE, TWIN_SUFFIX, UNTRUSTED_NAMESPACE};
+use crate::plan::{Action, HOME, MemberAction, SYSTEM_NAMESPACE, TWIN_SUFFIX, UNTRUSTED_NAMESPACE};
 use crate::stage;
 use crate::time::Millis;
 use crate::user_client::UserClient;
@@ -108,8 +109,44 @@ pub(in crate::faults) fn rejoin_agent(simulation: &mut Simulation, member: &str)
     }
 }
 
+fn twin_name(member: &str) -> String {
+    format!("{member}{TWIN_SUFFIX}")
+}
+
+fn elsewhere_name(member: &str) -> String {
+    format!("{member}-{UNTRUSTED_NAMESPACE}")
+}
+
+/// Returns the namespace and name of the Secret from which this action adds a member for a time. The new member has
+/// the Secret's name.
+pub(in crate::faults) fn temporary_source(
+    member: &str,
+    action: &MemberAction,
+) -> Option<(&'static str, String)> {
+    match action {
+        MemberAction::AddTwin { .. } => Some((SYSTEM_NAMESPACE, twin_name(member))),
+        MemberAction::AddElsewhere { .. } => Some((UNTRUSTED_NAMESPACE, elsewhere_name(member))),
+        _ => None,
+    }
+}
+
+/// Deletes the EdgeCluster of this name if its Secret is gone, as its status suggests. A hub whose request was on its
+/// way creates the EdgeCluster after people have deleted the Secret.
+pub(in crate::faults) fn delete_member_without_source(
+    simulation: &mut Simulation,
+    (namespace, name): (&str, &str),
+) {
+    let secret = Key::new("", "secrets", namespace, name);
+    let member = Key::new(names::GROUP, "edgeclusters", "", name);
+    let exists = |key: &Key| simulation.object(HOME, key).is_some();
+    if exists(&member) && !exists(&secret) {
+        let uninstall = false;
+        perform_member_action(simulation, name, &MemberAction::Delete { uninstall });
+    }
+}
+
 fn add_twin(simulation: &mut Simulation, member: &str, action: &MemberAction) {
-    let twin = format!("{member}{TWIN_SUFFIX}");
+    let twin = twin_name(member);
     let collection = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets");
     let Some(secret) = stage::kubeconfig_secret(simulation, member, &twin) else {
         return;
@@ -130,7 +167,7 @@ fn add_twin(simulation: &mut Simulation, member: &str, action: &MemberAction) {
 
 fn add_elsewhere(simulation: &mut Simulation, member: &str, action: &MemberAction) {
     let collection = format!("/api/v1/namespaces/{UNTRUSTED_NAMESPACE}/secrets");
-    let new_name = format!("{member}-{UNTRUSTED_NAMESPACE}");
+    let new_name = elsewhere_name(member);
     // A hub that uses one of them talks to a cluster with an agent, if there is one.
     let edges = ["edge-1", "edge-2", "edge-3"];
     let has_agent = |edge: &str| simulation.ip(&format!("agent-{edge}")).is_some();
