@@ -56,7 +56,7 @@ pub type Listener = Box<dyn Accept>;
 
 /// Accepts connections.
 pub trait Accept: fmt::Debug + Send + Sync {
-    /// Returns the next connection and its peer. Cancel-safe.
+    /// Returns the next connection and its peer, as an IPv4 address if it is one. Cancel-safe.
     fn accept(&self) -> BoxFuture<'_, io::Result<(Stream, SocketAddr)>>;
 
     /// Returns the address on which it listens.
@@ -69,6 +69,8 @@ impl Accept for TcpListener {
             let (stream, peer) = Self::accept(self).await?;
             // An error on a closed connection shows up at the next read.
             drop(stream.set_nodelay(true));
+            // A listener for both families returns IPv4 addresses in the form ::ffff:10.0.0.1.
+            let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
             Ok((Box::new(stream) as Stream, peer))
         })
     }
