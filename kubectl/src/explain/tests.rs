@@ -157,7 +157,7 @@ fn healthy_tenant_is_shown_without_remedy() {
             "✓ Tenant default/acme is on edge-1\n",
             "✓ AllClustersReady: of 1\n",
             "✓ the hub hub-0 leads\n",
-            "edge-1\n  ✓ its agent (0.1.0) is connected, last seen 30s ago\n",
+            "edge-1\n  ✓ its agent (0.1.0) is connected\n",
             "  ✓ agent/a holds its Lease, and acts there\n",
             "  ✓ it has applied the current desired state 3.14: r/c:1\n",
             "  ✓ Installed: release installed\n",
@@ -238,6 +238,11 @@ fn tenant_conditions_are_explained_with_remedy() {
     };
     let installing = ("False", "Installing", "w");
     assert_state(installing, "Installing", "! Installing: working\n");
+    let message = "install applied, waiting: Deployment a/b: 0 of 1";
+    let waiting = condition("ClusterProgress/edge-1", "True", "Installing", message);
+    let waiting = with_condition(tenant(installing, "Installing", None), waiting);
+    let line = format!("! Installing: {message}\n      → look at the workload");
+    assert_tenant(waiting, false, &line);
     let unready = ("False", "NotReady", "Deployment a/b: 0 of 1");
     let line = "✗ NotReady: Deployment a/b: 0 of 1\n      → look at the workload";
     assert_state(unready, "NoChange", line);

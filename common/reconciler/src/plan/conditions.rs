@@ -2,7 +2,7 @@
 
 use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
-use krypton_types::conditions::{ClusterState, State, Truth, reason};
+use krypton_types::conditions::{ClusterState, State, Truth, WAITING, reason};
 use krypton_types::names;
 use krypton_types::placed_tenant::placed_on;
 
@@ -289,7 +289,7 @@ fn settled(rollout: &Rollout<'_>, view: &View<'_>) -> ClusterState {
             let (reason, announcement) = announcement(run);
             let message = match quiet_until {
                 Some(_) => announcement.to_owned(),
-                None => format!("{} applied, waiting: {detail}", verb(run)),
+                None => format!("{} {WAITING}{detail}", verb(run)),
             };
             in_progress(reason, &message, reported.and_then(|state| state.error))
         }

@@ -11,7 +11,7 @@ use krypton_types::tenant::{TenantKey, UpcomingStep, UpcomingStepKind};
 use super::super::remedy;
 use super::super::sources::{ExplanationSources, Lookup};
 use super::{Explainer, MAX_UNGROUPED_MEMBERS, mark_for};
-use crate::render::{age, reason_and_message};
+use crate::render::reason_and_message;
 use crate::statement::{Line, Mark};
 
 const DRIFT_SEPARATOR: &str = "; drift: ";
@@ -153,8 +153,7 @@ impl Explainer {
                 "it is connected, but no agent or hub acts on it".to_owned()
             }
         };
-        let seen = seen.map(|seen| format!(", last seen {} ago", age(seen, self.now)));
-        self.add(Mark::Ok, connection + &seen.unwrap_or_default());
+        self.add(Mark::Ok, connection);
         true
     }
 
@@ -241,7 +240,9 @@ impl Explainer {
         }
         let progress = state.progress.as_ref().filter(is_true);
         if let Some(progress) = progress {
-            self.add_condition(Mark::Note, progress, None);
+            let waits_for_workloads = progress.message.contains(conditions::WAITING);
+            let remedy = waits_for_workloads.then(|| remedy::for_tenant(reason::NOT_READY));
+            self.add_condition(Mark::Note, progress, remedy.flatten());
         }
         let (ready, drift) = without_drift(&state.ready);
         let remedy = remedy::for_tenant(&ready.reason).filter(|_| ready.truth != Truth::True);
