@@ -17,18 +17,23 @@ invariant! {
             return Ok(());
         }
         for (key, deployment) in view.objects(HOME, GROUP, "kryptondeployments") {
-            let region = text(deployment, "/spec/region/name");
-            let must_be_ready = !is_terminating(deployment) && view.must_converge(region);
-            if !must_be_ready || !references_its_secret(view, deployment) {
+            if is_terminating(deployment) || !must_become_ready(view, deployment) {
                 continue;
             }
             ensure(is_ready(deployment), || {
+                let region = text(deployment, "/spec/region/name");
                 let ready = condition_text(deployment, "Ready");
                 format!("KryptonDeployment {} in {region} is not ready: {ready}", key.name)
             })?;
         }
         Ok(())
     }
+}
+
+/// Whether the member in the region of the KryptonDeployment must install the release.
+fn must_become_ready(view: &View, deployment: &Value) -> bool {
+    let region = text(deployment, "/spec/region/name");
+    view.must_converge(region) && references_its_secret(view, deployment)
 }
 
 /// Whether the KryptonDeployment names the Secret of a member without an agent. People cannot name it while it is
@@ -41,7 +46,7 @@ fn references_its_secret(view: &View, deployment: &Value) -> bool {
 }
 
 invariant! {
-    /// A member has only releases of KryptonDeployments that are in its region.
+    /// A member has only releases of KryptonDeployments that are in its region or cannot move to another one.
     RemovedDeploymentsGo, "removed-deployments-go",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         if view.ever_restored() || view.upgrades_fail() {
@@ -55,7 +60,9 @@ invariant! {
                 };
                 let deployment = view.get(HOME, &krypton_key("kryptondeployments", TENANT_NAMESPACE, name));
                 let is_ordered = deployment.is_some_and(|deployment| {
-                    !is_terminating(deployment) && text(deployment, "/spec/region/name") == member
+                    !is_terminating(deployment)
+                        && (text(deployment, "/spec/region/name") == member
+                            || cannot_move_from(view, deployment, member))
                 });
                 let is_ordered = is_ordered || view.deployment_orphaned_for(name).is_some();
                 ensure(is_ordered, || format!("{release} stays on {member}"))?;
@@ -63,6 +70,18 @@ invariant! {
         }
         Ok(())
     }
+}
+
+/// Whether the hub may keep the release on this member because the new region has no working member. Once the hub has
+/// recorded the removal, the release must go.
+fn cannot_move_from(view: &View, deployment: &Value, member: &str) -> bool {
+    let placements = deployment.pointer("/status/placements");
+    let mut placements = placements.and_then(Value::as_array).into_iter().flatten();
+    let is_kept = placements.any(|placement| {
+        text(placement, "/cluster") == member
+            && placement.get("removing") != Some(&Value::Bool(true))
+    });
+    is_kept && !must_become_ready(view, deployment)
 }
 
 invariant! {
@@ -152,6 +171,35 @@ mod tests {
                 .patch("people", "home", deployment("edge-1"), &deletion_patch());
         });
         assert_eq!(violated.as_deref(), Some("removed-deployments-go"));
+    }
+
+    #[test]
+    fn release_that_cannot_move_may_stay() {
+        const STAYS: Option<&str> = Some("removed-deployments-go");
+        for (banned, placement, oracle) in [
+            (true, json!({"cluster": "edge-1"}), None),
+            (true, json!({"cluster": "edge-1", "removing": true}), STAYS),
+            (true, json!({"cluster": "edge-2"}), STAYS),
+            (false, json!({"cluster": "edge-1"}), STAYS),
+        ] {
+            let moved = || {
+                let mut moved = deployment("edge-2");
+                let secret = json!({"secret": {"name": "edge-2"}});
+                moved["spec"]["region"]["kubeconfig"] = secret;
+                moved
+            };
+            let placements = json!({"status": {"placements": [placement]}});
+            let violated = History::violated_after(|history| {
+                let ban = json!({"spec": {"banned": banned}});
+                history
+                    .patch("people", "home", story::edge_cluster("edge-2"), &ban)
+                    .put("people", "home", moved())
+                    .patch("hub-0", "home", moved(), &ready_patch(1))
+                    .patch("hub-0", "home", moved(), &placements)
+                    .put_revision("ced-d0", 1, "deployed");
+            });
+            assert_eq!(violated.as_deref(), oracle, "{placements}");
+        }
     }
 
     #[test]
