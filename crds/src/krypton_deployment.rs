@@ -16,7 +16,11 @@ use kube::{CustomResource, CustomResourceExt, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{condition_list, published::published};
+use crate::{
+    condition_list,
+    published::published,
+    tenant::{HISTORY_MAX, HistoryEntry},
+};
 
 /// Desired state of the deployment.
 #[derive(
@@ -159,6 +163,11 @@ pub struct KryptonDeploymentStatus {
     /// installation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placements: Option<Vec<Placement>>,
+    /// Last revisions of the release, newest first. After a move to another cluster, the revisions on the new cluster
+    /// come first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = HISTORY_MAX), extend("x-kubernetes-list-type" = "atomic"))]
+    pub history: Vec<HistoryEntry>,
     /// Epoch of the hub that last changed this status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub_epoch: Option<u64>,

@@ -18,7 +18,7 @@ use crate::{edge_cluster::EdgeCluster, krypton_deployment::KryptonDeployment, te
 
 /// Version of the schemas. Increase it with every change. Krypton does not replace a CRD with this or a higher version,
 /// because two versions of Krypton on one cluster would otherwise alternate.
-pub const SCHEMA_VERSION: u32 = 17;
+pub const SCHEMA_VERSION: u32 = 18;
 
 /// Annotation of a CRD with its `SCHEMA_VERSION`.
 pub const SCHEMA_VERSION_ANNOTATION: &str = "mesh.openkcm.io/schema-version";

@@ -209,6 +209,10 @@ pub struct HistoryEntry {
     // Nothing could read a Tenant with a larger number.
     #[schemars(range(max = u32::MAX))]
     pub revision: u32,
+    /// Name of the cluster with the release. Set only for a KryptonDeployment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub cluster: Option<String>,
     /// Name of the chart. Not set if Krypton does not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]

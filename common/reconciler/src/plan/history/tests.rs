@@ -372,6 +372,7 @@ fn entries() -> impl Strategy<Value = HistoryEntry> {
             time: Timestamp::from_second(second).ok().map(Time),
             outcome,
             cause,
+            cluster: None,
             by: revision.is_multiple_of(2).then(|| "somebody".to_owned()),
         },
     )
