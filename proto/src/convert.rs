@@ -1,13 +1,19 @@
 //! Converts between protobuf messages and domain types. Validates everything that the peer sends.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use krypton_types::conditions::{ClusterState, State, Truth};
-use krypton_types::deployment::{DeploymentKey, DeploymentReport, ReportedEvent};
+use krypton_types::deployment::{
+    DeploymentKey, DeploymentReport, ReportedChart, ReportedEvent, ReportedRevision,
+    ReportedRevisions,
+};
 use krypton_types::desired::{DesiredState, Version};
 use krypton_types::labels::Labels;
 use krypton_types::member::MemberReport;
-use krypton_types::names::{LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain};
+use krypton_types::names::{
+    AGENT_MANAGER, LABEL_MAX, SUBDOMAIN_MAX, is_dns_label, is_dns_subdomain,
+};
 use krypton_types::placed_tenant::PlacedReport;
 use krypton_types::root_digest::{ROOTS_MAX, RootDigest};
 use krypton_types::tenant::{TenantKey, TenantReport, UpcomingStep, UpcomingStepKind};
@@ -325,6 +331,7 @@ impl v1::Deployment {
                     report.handled_request.clone(),
                 )),
                 events: report.events.iter().map(v1::ReportedEvent::new).collect(),
+                revisions: report.revisions.as_deref().map(v1::Revisions::new),
             }),
         }
     }
@@ -351,6 +358,7 @@ impl v1::Deployment {
                 .into_iter()
                 .map(v1::ReportedEvent::read)
                 .collect(),
+            revisions: wire_state.revisions.map(|it| Arc::new(it.read())),
         };
         Ok((key, Some(report.trimmed())))
     }
@@ -370,6 +378,57 @@ impl v1::ReportedEvent {
             at: self.at,
             reason: self.reason,
             message: self.message,
+        }
+    }
+}
+
+impl v1::Revisions {
+    fn new(revisions: &ReportedRevisions) -> Self {
+        let newest = revisions.newest_first().iter().map(v1::Revision::new);
+        Self {
+            newest: newest.collect(),
+        }
+    }
+
+    fn read(self) -> ReportedRevisions {
+        let revisions = self.newest.into_iter().map(v1::Revision::read);
+        // Only agents send messages to the hub.
+        ReportedRevisions::new(AGENT_MANAGER, revisions.collect())
+    }
+}
+
+impl v1::Revision {
+    fn new(revision: &ReportedRevision) -> Self {
+        Self {
+            number: revision.revision,
+            created: revision.created,
+            status: revision.status.clone(),
+            fingerprint: revision.fingerprint.clone(),
+            owner_uid: revision.owner_uid.clone(),
+            run: revision.run.clone(),
+            rolled_back_by: revision.rolled_back_by,
+            chart: revision.chart.as_ref().map(|chart| v1::RevisionChart {
+                name: chart.name.clone(),
+                version: chart.version.clone(),
+                is_read: chart.is_read,
+            }),
+        }
+    }
+
+    fn read(self) -> ReportedRevision {
+        ReportedRevision {
+            revision: self.number,
+            created: self.created,
+            status: self.status,
+            fingerprint: self.fingerprint,
+            owner_uid: self.owner_uid,
+            run: self.run,
+            rolled_back_by: self.rolled_back_by,
+            chart: self.chart.map(|chart| ReportedChart {
+                name: chart.name,
+                version: chart.version,
+                is_read: chart.is_read,
+            }),
         }
     }
 }

@@ -193,6 +193,15 @@ mod tests {
                         reason: "DriftHealed".to_owned(),
                         message: "one".to_owned(),
                     }],
+                    revisions: Some(v1::Revisions {
+                        newest: vec![v1::Revision {
+                            number: 1,
+                            created: Some(1_800_000_000),
+                            status: "deployed".to_owned(),
+                            run: Some("install-1-1".to_owned()),
+                            ..v1::Revision::default()
+                        }],
+                    }),
                 }),
             }],
             placed: vec![v1::Placed {

@@ -152,6 +152,7 @@ fn deployment() -> Deployment {
                 reason: "DriftHealed".to_owned(),
                 message: "corrected 1 object".to_owned(),
             }],
+            ..DeploymentState::default()
         }),
     }
 }

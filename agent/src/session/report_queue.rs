@@ -301,6 +301,7 @@ mod tests {
                 state: report(1).state,
                 handled_request: None,
                 events: Vec::new(),
+                revisions: None,
             };
             report_store.set_deployment(&deployment(name), Some(deployment_report));
             let placed = PlacedReport {

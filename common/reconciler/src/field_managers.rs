@@ -1,4 +1,4 @@
-//! Finds the field managers that last changed a Tenant's spec and its reconcile request.
+//! Finds the field managers that last changed the spec and the reconcile request of a Tenant or KryptonDeployment.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
@@ -7,9 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 use krypton_types::names::RECONCILE_REQUESTED_ANNOTATION;
 use serde_json::{Value, json};
 
-/// A part of a Tenant whose change can cause a revision.
+/// A part of an object whose change can cause a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TenantPart {
+pub(crate) enum ObjectPart {
     Spec,
     ReconcileRequest,
 }
@@ -21,7 +21,7 @@ pub(crate) struct FieldManager<'a> {
     pub(crate) time: Timestamp,
 }
 
-impl TenantPart {
+impl ObjectPart {
     /// Returns true if the field set contains the part or a field in it.
     fn is_in(self, fields: &Value) -> bool {
         match self {
@@ -49,13 +49,13 @@ impl TenantPart {
 
 /// Returns the manager that changed the part last. Ignores entries of subresources such as `status`, and entries
 /// without name, time or fields.
-pub(crate) fn last_manager(metadata: &ObjectMeta, part: TenantPart) -> Option<FieldManager<'_>> {
+pub(crate) fn last_manager(metadata: &ObjectMeta, part: ObjectPart) -> Option<FieldManager<'_>> {
     let entries = metadata.managed_fields.iter().flatten();
     let managers = entries.filter_map(|entry| manager(entry, part));
     managers.max_by_key(|manager| manager.time)
 }
 
-fn manager(entry: &ManagedFieldsEntry, part: TenantPart) -> Option<FieldManager<'_>> {
+fn manager(entry: &ManagedFieldsEntry, part: ObjectPart) -> Option<FieldManager<'_>> {
     let name = entry.manager.as_deref()?;
     let time = entry.time.as_ref()?.0;
     let fields = &entry.fields_v1.as_ref()?.0;
@@ -65,8 +65,8 @@ fn manager(entry: &ManagedFieldsEntry, part: TenantPart) -> Option<FieldManager<
 }
 
 /// Reduces the managed fields to the last manager of each part, as all of them are larger than the rest of the object.
-pub(crate) fn keep_last_managers(metadata: &mut ObjectMeta) {
-    let kept = [TenantPart::Spec, TenantPart::ReconcileRequest].map(|part| {
+pub fn keep_last_managers(metadata: &mut ObjectMeta) {
+    let kept = [ObjectPart::Spec, ObjectPart::ReconcileRequest].map(|part| {
         let manager = last_manager(metadata, part)?;
         Some(ManagedFieldsEntry {
             manager: Some(manager.name.to_owned()),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     fn names(metadata: &ObjectMeta) -> [Option<&str>; 2] {
-        [TenantPart::Spec, TenantPart::ReconcileRequest]
+        [ObjectPart::Spec, ObjectPart::ReconcileRequest]
             .map(|part| last_manager(metadata, part).map(|manager| manager.name))
     }
 
@@ -184,7 +184,7 @@ mod tests {
         let annotations = json!({ "f:mesh.openkcm.io/reconcile-requested-at": {} });
         let request = json!({ "f:metadata": { "f:annotations": annotations } });
         assert!(fields.eq([json!({ "f:spec": {} }), request]), "{kept:?}");
-        let time = last_manager(&metadata, TenantPart::Spec).unwrap().time;
+        let time = last_manager(&metadata, ObjectPart::Spec).unwrap().time;
         assert_eq!(time.as_second(), 999);
     }
 }

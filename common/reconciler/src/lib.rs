@@ -11,7 +11,7 @@ mod cluster_version;
 mod digests;
 pub mod drift;
 mod dump;
-mod field_managers;
+pub mod field_managers;
 #[cfg(test)]
 mod fixtures;
 #[cfg(any(test, feature = "fuzzing"))]

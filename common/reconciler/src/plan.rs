@@ -26,8 +26,10 @@ mod view;
 use krypton_crds::tenant::HistoryEntry;
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{ClusterState, Truth};
+use krypton_types::deployment::ReportedRevision;
 
 pub use action::Action;
+pub use history::deployment_history;
 pub use memory::{AppliedRun, Attempt, FailedChecks, Failure, Memory, Refusal, RevisionDrift, Run};
 pub use next_step::PlannedStep;
 pub use ownership::PREVIOUS_UID_ANNOTATION;
@@ -50,6 +52,8 @@ pub struct Plan {
     pub applied_chart: Option<String>,
     /// The last revisions of the release, for the Tenant's status.
     pub history: Vec<HistoryEntry>,
+    /// The last revisions of a KryptonDeployment's release; `None` if the reported ones stay.
+    pub revisions: Option<Vec<ReportedRevision>>,
     /// Time of the next plan if nothing changes before.
     pub wake: Option<BootTime>,
     /// The next step to report.
@@ -78,10 +82,12 @@ pub fn plan(view: &View<'_>) -> Plan {
     let is_held = view.hold().is_some() && !matches!(release_state, ReleaseState::Leftovers(..));
     // The announcement of a Helm run is written anyway.
     let is_written = matches!(action, Action::Helm(_) | Action::InstallAgain);
+    let may_change = is_written || !is_announced(&state);
     let plan = Plan {
         action,
         applied_chart: (settled && !is_announced(&state)).then(|| view.chart.applied_name()),
-        history: history::history(view, is_written || !is_announced(&state)),
+        history: history::history(view, may_change),
+        revisions: history::reported_revisions(view, may_change),
         state,
         wake,
         next: next.filter(|_| !is_held),

@@ -13,6 +13,7 @@ use krypton_helm::slots::priority::Priority;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::lease::LeaseState;
 use krypton_runtime::newest::Newest as _;
+use krypton_types::deployment::ReportedRevisions;
 use krypton_types::desired::DesiredState;
 use krypton_types::names;
 use tracing::Instrument as _;
@@ -118,6 +119,10 @@ impl Reconciler {
         }
         if self.member.status_mode == StatusMode::Report {
             self.report_store.update_history(key, owner, &plan.history);
+        }
+        if let (Some(order), Some(revisions)) = (owner.deployment(), &plan.revisions) {
+            let revisions = ReportedRevisions::new(self.member.program, revisions.clone());
+            self.report_store.update_revisions(order, revisions);
         }
         let revision = job.newest.as_ref().map(|newest| newest.revision);
         if self.drift_schedule.update(key, plan, revision, now) {

@@ -10,6 +10,7 @@ use krypton_crds::tenant::{ClusterStatus, HistoryEntry, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, Phase};
 use krypton_types::deployment::{
     DeploymentKey, DeploymentReport, DesiredDeployment, RECORDED_EVENTS, ReportedEvent,
+    ReportedRevisions,
 };
 use krypton_types::desired::Version;
 use krypton_types::labels::Labels;
@@ -23,12 +24,24 @@ use tokio::sync::Notify;
 
 use crate::owner::{OwnerKey, ReleaseOwner};
 
+/// Weight of a KryptonDeployment's report in a batch. It is larger than a Tenant's, because it contains revisions.
+const DEPLOYMENT_WEIGHT: usize = 4;
+
 /// Key of a report. A placed Tenant has two reports: its state and its placement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReportKey {
     Tenant(TenantKey),
     Deployment(DeploymentKey),
     Placed(TenantKey),
+}
+
+impl ReportKey {
+    fn weight(&self) -> usize {
+        match self {
+            Self::Deployment(_) => DEPLOYMENT_WEIGHT,
+            Self::Tenant(_) | Self::Placed(_) => 1,
+        }
+    }
 }
 
 /// Reports that changed since the last `take`.
@@ -127,7 +140,8 @@ impl ReportStore {
     }
 
     /// Sets the owner's report, with its next step and the last reconcile request that was handled. An empty
-    /// `applied_chart` keeps the chart of the previous report. A Tenant's history stays.
+    /// `applied_chart` keeps the chart of the previous report. A Tenant's history and a KryptonDeployment's revisions
+    /// stay.
     pub(crate) fn set_owner(
         &self,
         owner: &ReleaseOwner,
@@ -163,8 +177,8 @@ impl ReportStore {
                 let key = order.key();
                 let previous = self.reports.lock().deployments.get(&key).cloned();
                 let previous = previous.filter(|previous| previous.uid == order.uid);
-                let (previous_chart, events) = previous
-                    .map(|previous| (previous.applied_chart, previous.events))
+                let (previous_chart, events, revisions) = previous
+                    .map(|it| (it.applied_chart, it.events, it.revisions))
                     .unwrap_or_default();
                 let report = DeploymentReport {
                     uid: order.uid.clone(),
@@ -174,6 +188,7 @@ impl ReportStore {
                     state,
                     handled_request,
                     events,
+                    revisions,
                 };
                 self.set_deployment(&key, Some(report));
             }
@@ -216,6 +231,30 @@ impl ReportStore {
             }));
             true
         });
+    }
+
+    /// Updates the revisions in the report on this order, if it has one. Charts of earlier reports stay.
+    pub(crate) fn update_revisions(
+        &self,
+        order: &DesiredDeployment,
+        mut revisions: ReportedRevisions,
+    ) {
+        let key = order.key();
+        let mut reports = self.reports.lock();
+        let report = reports.deployments.get_mut(&key);
+        let Some(report) = report.filter(|report| report.uid == order.uid) else {
+            return;
+        };
+        if let Some(previous) = report.revisions.as_deref() {
+            revisions = revisions.with_charts_of(previous);
+            if *previous == revisions {
+                return;
+            }
+        }
+        report.revisions = Some(Arc::new(revisions));
+        reports.changed.insert(ReportKey::Deployment(key));
+        drop(reports);
+        self.changed.notify_one();
     }
 
     /// Changes the Tenant's report, if it has one. `update` returns whether it has changed the report.
@@ -328,14 +367,21 @@ impl ReportStore {
         self.changed.notify_one();
     }
 
-    /// Takes the changes of at most `limit` reports after the key `after`, in key order. The last batch contains the
-    /// member's report.
+    /// Takes the changes of at most `limit` reports after the key `after`, in key order. It takes fewer if some are
+    /// large, but at least one. The last batch contains the member's report.
     pub fn take(&self, after: Option<&ReportKey>, limit: usize) -> ChangeBatch {
         let mut reports = self.reports.lock();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut later = reports.changed.range((start, Bound::Unbounded));
-        let keys: Vec<ReportKey> = later.by_ref().take(limit).cloned().collect();
-        let last = later.next().is_none();
+        let mut keys: Vec<ReportKey> = Vec::new();
+        let (mut weight, mut last) = (0_usize, true);
+        for key in reports.changed.range((start, Bound::Unbounded)) {
+            weight = weight.saturating_add(key.weight());
+            if weight > limit && !keys.is_empty() {
+                last = false;
+                break;
+            }
+            keys.push(key.clone());
+        }
         let mut changes = Changes::default();
         for key in keys {
             reports.changed.remove(&key);
@@ -404,6 +450,7 @@ fn recorded_chart(status: &TenantStatus) -> Option<String> {
 mod tests {
     use krypton_crds::tenant::{Tenant, TenantSpec};
     use krypton_types::conditions::{State, Truth};
+    use krypton_types::deployment::ReportedRevision;
 
     use super::*;
 
@@ -511,6 +558,73 @@ mod tests {
         let failed = State::new(Truth::False, "Failed", "");
         set_state(failed.into());
         assert_eq!(reported(), Some(Some(2)), "another state keeps the history");
+    }
+
+    fn revisions(numbers: impl IntoIterator<Item = u32>) -> ReportedRevisions {
+        let numbered = numbers.into_iter().map(|revision| ReportedRevision {
+            revision,
+            ..ReportedRevision::default()
+        });
+        ReportedRevisions::new("agent", numbered.collect())
+    }
+
+    #[test]
+    fn changed_revisions_alone_change_the_report() {
+        let report_store = ReportStore::default();
+        let order = DesiredDeployment {
+            uid: "uid-1".to_owned(),
+            ..DesiredDeployment::default()
+        };
+        let owner = ReleaseOwner::Deployment(Arc::new(order.clone()));
+        let set_state = |state| report_store.set_owner(&owner, state, "", (None, None), false);
+        let reported = || {
+            let changes = report_store
+                .take(None, 1)
+                .changes
+                .deployments
+                .remove(&order.key());
+            changes.map(|report| report.unwrap().revisions.map(|it| it.newest_first().len()))
+        };
+        report_store.update_revisions(&order, revisions(0..1));
+        assert_eq!(reported(), None, "there is no report");
+        set_state(report(1).state);
+        assert_eq!(reported(), Some(None));
+        for (count, expected) in [
+            (1, Some(Some(1))),
+            (1, None),
+            (0, Some(Some(0))),
+            (2, Some(Some(2))),
+        ] {
+            report_store.update_revisions(&order, revisions(0..count));
+            assert_eq!(reported(), expected, "{count}");
+        }
+        set_state(State::new(Truth::False, "Failed", "").into());
+        assert_eq!(reported(), Some(Some(2)), "another state keeps them");
+        let recreated = DesiredDeployment {
+            uid: "uid-2".to_owned(),
+            ..order.clone()
+        };
+        report_store.update_revisions(&recreated, revisions(0..9));
+        assert_eq!(reported(), None, "the report is on another object");
+    }
+
+    #[test]
+    fn batch_has_fewer_reports_of_deployments() {
+        let report_store = ReportStore::default();
+        for number in 0..9 {
+            let order = DesiredDeployment {
+                name: number.to_string(),
+                ..DesiredDeployment::default()
+            };
+            let owner = ReleaseOwner::Deployment(Arc::new(order));
+            report_store.set_owner(&owner, report(1).state, "", (None, None), false);
+        }
+        let sizes = [1, 4, 11, 100].map(|limit| {
+            report_store.resend();
+            let batch = report_store.take(None, limit);
+            (batch.changes.deployments.len(), batch.last)
+        });
+        assert_eq!(sizes, [(1, false), (1, false), (2, false), (9, true)]);
     }
 
     #[tokio::test]

@@ -1,7 +1,10 @@
 //! Orders from the home cluster to a member: install or remove the release of a KryptonDeployment.
 
+mod revisions;
+
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +14,8 @@ use crate::names;
 use crate::tenant::{trim_all, trim_request};
 use crate::text::truncate;
 use crate::values;
+
+pub use revisions::{ReportedChart, ReportedRevision, ReportedRevisions};
 
 /// Namespace and name of a KryptonDeployment on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -146,6 +151,10 @@ pub struct DeploymentReport {
     /// Transient, so no digest contains them.
     #[serde(skip)]
     pub events: Vec<ReportedEvent>,
+    /// The revisions of the release. `None` if the reporter does not know them, or does not own the release. No digest
+    /// contains them.
+    #[serde(skip)]
+    pub revisions: Option<Arc<ReportedRevisions>>,
 }
 
 impl DeploymentReport {

@@ -62,6 +62,7 @@ mod tests {
             state: ClusterState::from(State::new(Truth::False, reason, "")),
             handled_request: None,
             events: Vec::new(),
+            revisions: None,
         }
     }
 

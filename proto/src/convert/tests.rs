@@ -275,6 +275,31 @@ fn state() -> impl Strategy<Value = State> {
         .prop_map(|(truth, reason, message)| State::new(truth, reason, message))
 }
 
+fn revision() -> impl Strategy<Value = ReportedRevision> {
+    let label = || proptest::option::of("[a-z]{0,99}");
+    let chart = proptest::option::of((".{0,200}", ".{0,9}", proptest::bool::ANY));
+    let created = proptest::option::of(proptest::num::i64::ANY);
+    let mark = proptest::option::of(0..9_u32);
+    (0..20_u32, created, label(), label(), label(), mark, chart).prop_map(
+        |(revision, created, fingerprint, owner_uid, run, rolled_back_by, chart)| {
+            ReportedRevision {
+                revision,
+                created,
+                status: "deployed".to_owned(),
+                fingerprint,
+                owner_uid,
+                run,
+                rolled_back_by,
+                chart: chart.map(|(name, version, is_read)| ReportedChart {
+                    name,
+                    version,
+                    is_read,
+                }),
+            }
+        },
+    )
+}
+
 proptest! {
     #[test]
     fn a_report_arrives_as_it_was_sent(
@@ -300,12 +325,15 @@ proptest! {
     fn deployment_report_round_trips_unchanged(
         observed_generation: i64, gone: bool, applied_chart in ".{0,40}", ready in state(),
         error in proptest::option::of(state()), handled_request in proptest::option::of(".{0,40}"),
+        revisions in proptest::option::of(proptest::collection::vec(revision(), 0..14)),
     ) {
+        let revisions = revisions.map(|all| Arc::new(ReportedRevisions::new(AGENT_MANAGER, all)));
         let key = DeploymentKey { namespace: "n".to_owned(), name: "d".to_owned() };
         let report = DeploymentReport {
             uid: "uid-1".to_owned(), observed_generation, gone, applied_chart,
             state: ClusterState { ready, progress: None, error }, handled_request,
             events: vec![ReportedEvent { at: 1, reason: "DriftHealed".to_owned(), message: "put right".to_owned() }],
+            revisions,
         };
         let (read_key, read) = v1::Deployment::new(&key, Some(&report)).read().unwrap();
         prop_assert_eq!(read_key, key);

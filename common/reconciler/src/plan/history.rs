@@ -1,9 +1,11 @@
-//! The last revisions of a Tenant's release, for its status.
+//! The last revisions of a release, for the status of its Tenant or KryptonDeployment.
 //!
-//! The history depends only on the recorded history, Helm's revisions and the Tenant's managed fields, so a restart
-//! does not change it. The history after itself is the same: otherwise, each status write would cause another one.
+//! The history depends only on the recorded history, Helm's revisions and the managed fields of the object, so a
+//! restart does not change it. The history after itself is the same: otherwise, each status write would cause another
+//! one. The hub derives the history of a KryptonDeployment (`deployment`), because its object is on the home cluster.
 
 mod actors;
+mod deployment;
 
 use std::cmp::Reverse;
 
@@ -15,6 +17,9 @@ use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
 use krypton_types::text::truncated;
 
+pub use self::deployment::deployment_history;
+pub(super) use self::deployment::reported_revisions;
+
 use self::actors::Actors;
 use super::ownership::{Ownership, ownership};
 use super::revisions::{has_copied_run, is_install_run, is_marked_as_rollback, is_own_run};
@@ -23,9 +28,10 @@ use super::view::View;
 /// Longest chart name and version in the history, in bytes.
 const TEXT_MAX: usize = 256;
 
-/// Chart of the newest revision.
+/// Chart of a revision.
 #[derive(Clone, Copy, Debug)]
-struct NewestChart<'a> {
+struct RevisionChart<'a> {
+    revision: u32,
     name: &'a str,
     version: &'a str,
     /// Whether Krypton has read it in the revision. Otherwise, it follows from the fingerprint.
@@ -45,16 +51,19 @@ pub(super) fn history(view: &View<'_>, may_change: bool) -> Vec<HistoryEntry> {
     match ownership(view) {
         Ownership::Free | Ownership::Mine if may_change => {
             let actors = Actors::new(&tenant.metadata, view.program);
-            history_after(recorded, view.revisions, newest_chart(view), &actors)
+            let charts: Vec<RevisionChart<'_>> = newest_chart(view).into_iter().collect();
+            history_after(recorded, view.revisions, &charts, &actors)
         }
         _ => recorded.to_vec(),
     }
 }
 
-fn newest_chart<'v>(view: &'v View<'_>) -> Option<NewestChart<'v>> {
+/// Returns the chart of the newest revision.
+fn newest_chart<'v>(view: &'v View<'_>) -> Option<RevisionChart<'v>> {
     let newest = view.newest()?;
     if let Some(release_details) = view.decoded(newest) {
-        return Some(NewestChart {
+        return Some(RevisionChart {
+            revision: newest.revision,
             name: &release_details.chart_name,
             version: &release_details.chart_version,
             is_read: true,
@@ -66,7 +75,8 @@ fn newest_chart<'v>(view: &'v View<'_>) -> Option<NewestChart<'v>> {
     // The path of an archive does not name its chart.
     let is_named = !chart.repo.is_empty() || chart.name.contains("://");
     let is_known = is_desired && is_named && exact_version(&chart.version).is_some();
-    is_known.then(|| NewestChart {
+    is_known.then(|| RevisionChart {
+        revision: newest.revision,
         name: chart.name.rsplit('/').next().unwrap_or_default(),
         version: &chart.version,
         is_read: false,
@@ -78,18 +88,19 @@ fn newest_chart<'v>(view: &'v View<'_>) -> Option<NewestChart<'v>> {
 fn history_after(
     recorded: &[HistoryEntry],
     revisions: &[&Revision],
-    newest_chart: Option<NewestChart<'_>>,
+    charts: &[RevisionChart<'_>],
     actors: &Actors<'_>,
 ) -> Vec<HistoryEntry> {
     let newest_first = || revisions.iter().rev().take(HISTORY_MAX).copied();
     let mut entries: Vec<HistoryEntry> = newest_first()
         .map(|revision| entry(recorded, revisions, revision))
         .collect();
-    if let (Some(newest), Some(chart)) = (entries.first_mut(), newest_chart)
-        && (chart.is_read || newest.chart.is_none())
-    {
-        newest.chart = bounded_text(chart.name);
-        newest.chart_version = bounded_text(chart.version);
+    for entry in &mut entries {
+        let chart = charts.iter().find(|it| it.revision == entry.revision);
+        if let Some(chart) = chart.filter(|chart| chart.is_read || entry.chart.is_none()) {
+            entry.chart = bounded_text(chart.name);
+            entry.chart_version = bounded_text(chart.version);
+        }
     }
     // Each entry may depend on older ones.
     for (at, revision) in newest_first().enumerate().rev() {

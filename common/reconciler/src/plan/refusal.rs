@@ -45,6 +45,7 @@ pub(super) fn with_refusal(plan: Plan, view: &View<'_>) -> Plan {
         },
         applied_chart: None,
         history: plan.history,
+        revisions: plan.revisions,
         wake: Some(refusal.retry_at),
         next: Some(next),
         is_reported: plan.is_reported,

@@ -156,6 +156,7 @@ async fn deployment_shows_only_charts_given_by_hub() {
             state: ClusterState::from(State::new(Truth::True, reason::INSTALLED, "")),
             handled_request: None,
             events: Vec::new(),
+            revisions: None,
         };
         let changes = [(key.clone(), Some(report))].into();
         fixture.controller.deployments.apply("edge-1", changes);

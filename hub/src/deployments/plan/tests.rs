@@ -68,6 +68,7 @@ fn report(ready: (Truth, &str), error: Option<&str>) -> DeploymentReport {
         },
         handled_request: None,
         events: Vec::new(),
+        revisions: None,
     }
 }
 

@@ -262,6 +262,7 @@ fn deployment_reports_count_only_from_current_reporter() {
         state: report(reason).state,
         handled_request: None,
         events: Vec::new(),
+        revisions: None,
     };
     let changes_of = |member: MemberReport, reason: &str| Changes {
         member: Some(member),

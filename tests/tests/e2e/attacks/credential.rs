@@ -113,7 +113,7 @@ impl Session {
             uid: deployment_uid.to_owned(),
             gone: true,
             state: state.clone(),
-            events: Vec::new(),
+            ..DeploymentState::default()
         };
         let lifted = PlacedState {
             uid: deployment_uid.to_owned(),

@@ -7,7 +7,7 @@ use krypton_types::names;
 use krypton_types::text::truncated;
 
 use super::{is_entry_of, is_rollback, previous};
-use crate::field_managers::{FieldManager, TenantPart, last_manager};
+use crate::field_managers::{FieldManager, ObjectPart, last_manager};
 use crate::plan::revisions::is_own_run;
 
 /// Longest name of an actor, in bytes.
@@ -16,20 +16,31 @@ pub(super) const ACTOR_MAX: usize = 128;
 /// The field managers that may have caused a revision.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Actors<'a> {
-    /// The manager that changed the Tenant's spec last.
+    /// The manager that changed the spec last.
     pub(super) spec: Option<FieldManager<'a>>,
     /// The manager that requested a reconcile last.
     pub(super) request: Option<FieldManager<'a>>,
-    /// The field manager of this process.
+    /// The field manager of the process that runs Helm.
     pub(super) program: &'a str,
+    /// The generation of a KryptonDeployment; `None` for a Tenant. Its spec contains no values. Its cluster and that of
+    /// the release have different clocks, so a time alone does not show which run followed the last change.
+    pub(super) deployment_generation: Option<i64>,
 }
 
 impl<'a> Actors<'a> {
     pub(super) fn new(metadata: &'a ObjectMeta, program: &'a str) -> Self {
         Self {
-            spec: last_manager(metadata, TenantPart::Spec),
-            request: last_manager(metadata, TenantPart::ReconcileRequest),
+            spec: last_manager(metadata, ObjectPart::Spec),
+            request: last_manager(metadata, ObjectPart::ReconcileRequest),
             program,
+            deployment_generation: None,
+        }
+    }
+
+    pub(super) fn of_deployment(metadata: &'a ObjectMeta, program: &'a str) -> Self {
+        Self {
+            deployment_generation: Some(metadata.generation.unwrap_or_default()),
+            ..Self::new(metadata, program)
         }
     }
 
@@ -43,10 +54,15 @@ impl<'a> Actors<'a> {
     ) -> Option<String> {
         let since = previous(revisions, revision);
         let within = |manager: &FieldManager<'_>| is_between(manager, since, revision);
-        let spec = || self.spec.filter(within).map(|manager| manager.name);
+        let generation = self.deployment_generation;
+        let is_latest = generation.is_none_or(|latest| revision.generation() == Some(latest));
+        let spec = || {
+            let spec = self.spec.filter(within).filter(|_| is_latest);
+            spec.map(|manager| manager.name)
+        };
         let has_same_spec = has_same_generation(revisions, revision);
         let name = match cause {
-            RevisionCause::Install if is_first(recorded, revision) => spec(),
+            RevisionCause::Install if self.is_requested(recorded, revision) => spec(),
             RevisionCause::Install | RevisionCause::Repair | RevisionCause::Rollback => {
                 Some(self.program)
             }
@@ -56,18 +72,35 @@ impl<'a> Actors<'a> {
                 None => Some(self.program),
             },
             RevisionCause::Chart => Some(names::HUB_MANAGER),
-            RevisionCause::Values if has_same_spec == Some(true) => Some(names::HUB_MANAGER),
+            RevisionCause::Values if has_same_spec == Some(true) || generation.is_some() => {
+                Some(names::HUB_MANAGER)
+            }
             RevisionCause::Values => spec(),
             RevisionCause::Retry | RevisionCause::Helm | RevisionCause::Unknown => None,
         };
         let name = truncated(name?.to_owned(), ACTOR_MAX);
         (!name.is_empty()).then_some(name)
     }
+
+    /// Whether a change of the spec caused the installation: the release has no earlier history, or a KryptonDeployment
+    /// has moved back since. Otherwise, another client has removed the release.
+    fn is_requested(&self, recorded: &[HistoryEntry], revision: &Revision) -> bool {
+        let changed = self.spec.map(|spec| spec.time.as_second());
+        let changed = changed.filter(|_| self.deployment_generation.is_some());
+        recorded.iter().all(|entry| {
+            let second = entry.time.as_ref().map(|time| time.0.as_second());
+            let is_before_change = changed
+                .zip(second)
+                .is_some_and(|(changed, second)| second < changed);
+            is_before_change || is_entry_of(entry, revision)
+        })
+    }
 }
 
 /// Whether the manager's last change can have caused the revision, because it happened after the previous one. A
 /// manager that only removed fields owns none, so an earlier change of another manager must not count. All times are in
-/// whole seconds, by the clock of the API server.
+/// whole seconds, by the clock of the API server. For a KryptonDeployment, the two clusters have different clocks, so
+/// this may miss a manager.
 fn is_between(manager: &FieldManager<'_>, since: Option<&Revision>, revision: &Revision) -> bool {
     let second = manager.time.as_second();
     let created = |revision: &Revision| revision.created.map(|time| time.as_second());
@@ -82,11 +115,6 @@ fn has_same_generation(revisions: &[&Revision], revision: &Revision) -> Option<b
         older.find(|other| other.revision < revision.revision && is_own_run(revisions, other))?;
     let is_same_owner = last_run.owner_uid == revision.owner_uid;
     Some(is_same_owner && last_run.generation()? == revision.generation()?)
-}
-
-/// Whether the release has no earlier history. Otherwise, another client has removed the release.
-fn is_first(recorded: &[HistoryEntry], revision: &Revision) -> bool {
-    recorded.iter().all(|entry| is_entry_of(entry, revision))
 }
 
 /// Whether the revision repeats a failed one, perhaps after its rollback.

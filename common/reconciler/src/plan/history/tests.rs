@@ -28,8 +28,9 @@ fn installed(second: i64) -> Revision {
     }
 }
 
-fn chart(version: &str) -> NewestChart<'_> {
-    NewestChart {
+fn chart(version: &str) -> RevisionChart<'_> {
+    RevisionChart {
+        revision: 0,
         name: "echo",
         version,
         is_read: true,
@@ -39,7 +40,7 @@ fn chart(version: &str) -> NewestChart<'_> {
 fn after(
     recorded: &[HistoryEntry],
     revisions: &[Revision],
-    newest_chart: Option<NewestChart<'_>>,
+    newest_chart: Option<RevisionChart<'_>>,
 ) -> Vec<HistoryEntry> {
     after_actors(recorded, revisions, newest_chart, &Actors::default())
 }
@@ -47,11 +48,19 @@ fn after(
 fn after_actors(
     recorded: &[HistoryEntry],
     revisions: &[Revision],
-    newest_chart: Option<NewestChart<'_>>,
+    newest_chart: Option<RevisionChart<'_>>,
     actors: &Actors<'_>,
 ) -> Vec<HistoryEntry> {
     let revisions: Vec<&Revision> = revisions.iter().collect();
-    history_after(recorded, &revisions, newest_chart, actors)
+    let newest = revisions.last();
+    let charts = newest
+        .zip(newest_chart)
+        .map(|(newest, chart)| RevisionChart {
+            revision: newest.revision,
+            ..chart
+        });
+    let charts: Vec<RevisionChart<'_>> = charts.into_iter().collect();
+    history_after(recorded, &revisions, &charts, actors)
 }
 
 fn manager(name: &str, second: i64) -> Option<FieldManager<'_>> {
@@ -207,7 +216,7 @@ fn cause_without_evidence_is_unknown() {
 
 #[test]
 fn read_chart_precedes_recorded_and_desired_one() {
-    let desired = NewestChart {
+    let desired = RevisionChart {
         is_read: false,
         ..chart("v1.0.0")
     };
@@ -271,6 +280,7 @@ fn change_of_spec_names_its_manager_in_time() {
             spec: manager("kubectl", second),
             request: manager("kubectl-krypton", second),
             program: "agent",
+            ..Actors::default()
         };
         let revisions = [older, deployed(generation, 4, "b")];
         let (cause, actor) = newest_actor(&revisions, "1.0.0", &actors);
@@ -322,6 +332,7 @@ fn each_cause_has_its_actor() {
             spec: manager("kubectl", second),
             request: manager("flux", second),
             program: "agent",
+            ..Actors::default()
         };
         let (actual, actor) = newest_actor(&revisions, "1.0.0", &actors);
         assert_eq!(actual, cause, "{revisions:?}");
@@ -407,13 +418,14 @@ proptest! {
         newest in prop::option::of(("[a-z]{0,300}", any::<bool>())),
         actor in ("é{0,100}", 0..9_i64),
     ) {
-        let newest_chart = newest.as_ref().map(|(name, is_read)| NewestChart {
+        let newest_chart = newest.as_ref().map(|(name, is_read)| RevisionChart {
+            revision: 0,
             name,
             version: "1.0.0",
             is_read: *is_read,
         });
         let (name, second) = &actor;
-        let actors = Actors { spec: manager(name, *second), request: manager(name, 3), program: name };
+        let actors = Actors { spec: manager(name, *second), request: manager(name, 3), program: name, deployment_generation: None };
         let history = after_actors(&recorded, &revisions, newest_chart, &actors);
         prop_assert!(history.len() <= HISTORY_MAX);
         prop_assert_eq!(&after_actors(&history, &revisions, newest_chart, &actors), &history);

@@ -333,3 +333,20 @@ fn fleet_policy_controls_drift_checks() {
     let plan = w.plan_order(&order());
     assert_eq!(plan.drift.unwrap().mode, DriftMode::Heal);
 }
+
+#[test]
+fn reported_revisions_precede_run_and_omit_other_owner() {
+    let mut w = world().deployed();
+    assert_eq!(w.plan().revisions, None, "a Tenant has a history");
+    let revisions = w.plan_order(&order()).revisions.unwrap();
+    let chart = revisions[0].chart.as_ref().unwrap();
+    assert_eq!((revisions.len(), chart.name.as_str()), (1, "cert-manager"));
+    w.desired.chart.version = "1.20.0".to_owned();
+    let announced = w.plan_order(&order());
+    assert_eq!(announced.action, Action::Helm(Run::Upgrade));
+    assert_eq!(announced.revisions, Some(revisions));
+    w.revisions[0].owner_uid = Some("uid-0".to_owned());
+    w.revisions[0].owner_namespace = Some("other".to_owned());
+    assert_eq!(w.plan_order(&order()).revisions, None);
+    assert_eq!(world().plan_order(&order()).revisions, Some(Vec::new()));
+}
