@@ -17,7 +17,7 @@ use crate::leader::home_writer::{self, WriteOutcome};
 #[derive(Debug)]
 pub(super) enum DeploymentWrite {
     Finalizers(Vec<String>),
-    Status(KryptonDeploymentStatus),
+    Status(Box<KryptonDeploymentStatus>),
 }
 
 /// A completed write.
@@ -207,7 +207,7 @@ mod tests {
     #[tokio::test]
     async fn write_is_withheld_when_places_would_be_lost() {
         let finalizers = || DeploymentWrite::Finalizers(Vec::new());
-        let record = |placements: Clusters| DeploymentWrite::Status(status(placements));
+        let record = |placements: Clusters| DeploymentWrite::Status(Box::new(status(placements)));
         let (written, outdated) = ("try write", "try crd");
         let (refused, recorded) = ("read try crd", "read try write");
         for ((read, stored, keeps_placements), request, requests, expected) in [

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::EdgeCluster;
-use krypton_crds::krypton_deployment::{KryptonDeployment, Placement};
+use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus, Placement};
+use krypton_reconciler::field_managers::keep_last_managers;
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::ObjectEvent;
@@ -82,8 +83,8 @@ struct DeploymentEntry {
     object: Arc<KryptonDeployment>,
     deletion: Option<DeletionCause>,
     recorded_events: RecordedEvents,
-    /// The last written `status.lastHandledReconcileAt`. A CRD with an earlier schema drops it.
-    written_request: Option<String>,
+    /// The last written status. A CRD with an earlier schema drops some of its fields.
+    written: Option<Box<KryptonDeploymentStatus>>,
 }
 
 #[derive(Debug)]
@@ -402,12 +403,12 @@ impl DeploymentStore {
             return;
         };
         if result.object.is_none() {
-            entry.written_request = None;
+            entry.written = None;
         }
         if let Some(mut object) = result.object
             && entry.object.metadata.resource_version == result.previous_version
         {
-            object.metadata.managed_fields = None;
+            keep_last_managers(&mut object.metadata);
             entry.object = Arc::new(object);
         }
     }

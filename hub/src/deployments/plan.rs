@@ -1,6 +1,7 @@
 //! Decides on one KryptonDeployment: the orders for members, and the object's finalizers, status and
 //! events. Pure.
 
+mod history;
 mod status;
 
 use std::collections::BTreeMap;

@@ -76,8 +76,7 @@ impl Requests {
                 (store.entries.get_mut(&key), next_requests.remove(&key))
             {
                 if let DeploymentRequest::Write(DeploymentWrite::Status(status), _) = &request {
-                    let handled = &status.last_handled_reconcile_at;
-                    entry.written_request.clone_from(handled);
+                    entry.written = Some(status.clone());
                 }
                 home_writer::start(&mut store.queue, key.clone(), now);
                 self.begin(key, &entry.object, request, (controller, leader));
@@ -142,21 +141,34 @@ impl DeploymentRequest {
             ));
         }
         let status = &decision.status;
-        let is_dropped = |recorded: &KryptonDeploymentStatus| {
-            let stored = KryptonDeploymentStatus {
-                last_handled_reconcile_at: None,
-                ..status.clone()
-            };
-            entry.written_request == status.last_handled_reconcile_at && *recorded == stored
-        };
-        let recorded = object.status.as_ref();
-        let is_recorded =
-            recorded.is_some_and(|recorded| recorded == status || is_dropped(recorded));
+        let is_recorded = object.status.as_ref().is_some_and(|recorded| {
+            recorded == status || is_without_dropped(recorded, status, entry.written.as_deref())
+        });
         (!is_recorded).then_some(Self::Write(
-            DeploymentWrite::Status(decision.status),
+            DeploymentWrite::Status(Box::new(decision.status)),
             decision.status_events,
         ))
     }
+}
+
+/// Returns whether only fields are missing that the hub has written and a CRD with an earlier schema drops.
+fn is_without_dropped(
+    recorded: &KryptonDeploymentStatus,
+    status: &KryptonDeploymentStatus,
+    written: Option<&KryptonDeploymentStatus>,
+) -> bool {
+    let is_written = written.is_some_and(|written| {
+        written.last_handled_reconcile_at == status.last_handled_reconcile_at
+            && written.history == status.history
+    });
+    let mut stored = status.clone();
+    if recorded.last_handled_reconcile_at.is_none() {
+        stored.last_handled_reconcile_at = None;
+    }
+    if recorded.history.is_empty() {
+        stored.history.clear();
+    }
+    is_written && *recorded == stored
 }
 
 /// Returns the span of a read or write, with the cluster of the latest placement.
@@ -166,4 +178,37 @@ pub(super) fn request_span(key: &DeploymentKey, object: &KryptonDeployment) -> S
         .map(|placement| &*placement.cluster);
     let generation = object.metadata.generation;
     tracing::error_span!("home", deployment = %key, member, generation, outcome = Empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use krypton_crds::tenant::HistoryEntry;
+
+    use super::*;
+
+    #[test]
+    fn fields_dropped_by_older_schema_are_written_once() {
+        let status = |requests: bool, revisions: usize| KryptonDeploymentStatus {
+            last_handled_reconcile_at: requests.then(|| "now".to_owned()),
+            history: vec![HistoryEntry::default(); revisions],
+            ..KryptonDeploymentStatus::default()
+        };
+        let desired = status(true, 1);
+        let other = KryptonDeploymentStatus {
+            observed_generation: Some(2),
+            ..status(false, 0)
+        };
+        for (recorded, written, expected) in [
+            (status(true, 0), Some(status(true, 1)), true),
+            (status(false, 0), Some(status(true, 1)), true),
+            // The hub has not written it yet, or another history.
+            (status(true, 0), None, false),
+            (status(true, 0), Some(status(true, 2)), false),
+            (status(true, 2), Some(status(true, 1)), false),
+            (other, Some(status(true, 1)), false),
+        ] {
+            let is_recorded = is_without_dropped(&recorded, &desired, written.as_ref());
+            assert_eq!(is_recorded, expected, "{recorded:?} {written:?}");
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
+use krypton_reconciler::field_managers::keep_last_managers;
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::error_chain::chain;
 use kube::core::DeserializeGuard;
@@ -49,7 +50,7 @@ impl DeploymentStore {
                 tracing::warn!(?namespace, ?name, %error, "ignoring invalid KryptonDeployment");
             });
             let mut object = object.ok()?;
-            object.metadata.managed_fields = None;
+            keep_last_managers(&mut object.metadata);
             let key = DeploymentKey::new(object.namespace()?, object.metadata.name.clone()?);
             let namespaces = controller.namespaces.as_ref();
             namespaces
@@ -137,7 +138,7 @@ impl DeploymentStore {
             object: Arc::new(object),
             deletion: None,
             recorded_events: RecordedEvents::default(),
-            written_request: None,
+            written: None,
         };
         self.queue.reset(&key);
         self.entries.insert(key, entry);

@@ -292,7 +292,7 @@ impl DeploymentView<'_> {
                 .map(str::to_owned),
             conditions,
             placements: None,
-            history: previous.map_or_else(Vec::new, |status| status.history.clone()),
+            history: self.history(),
             hub_epoch: previous.and_then(|status| status.hub_epoch),
         };
         (status, events)

@@ -1,3 +1,5 @@
+mod history;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeploymentSpec};
 use krypton_types::allowed_namespaces::AllowedNamespaces;

@@ -1,0 +1,161 @@
+//! Tests of `status.history` across reports, moves and renamed members.
+
+use std::sync::Arc;
+
+use krypton_crds::tenant::{HISTORY_MAX, HistoryEntry, RevisionCause, RevisionOutcome};
+use krypton_types::deployment::{ReportedRevision, ReportedRevisions};
+
+use super::*;
+
+/// A report with revisions of these numbers, the last one deployed.
+fn with_revisions(numbers: impl IntoIterator<Item = u32>) -> DeploymentReport {
+    let mut revisions: Vec<ReportedRevision> = numbers.into_iter().map(revision).collect();
+    if let Some(newest) = revisions.last_mut() {
+        "deployed".clone_into(&mut newest.status);
+    }
+    DeploymentReport {
+        revisions: Some(Arc::new(ReportedRevisions::new(
+            names::AGENT_MANAGER,
+            revisions,
+        ))),
+        ..installed_report()
+    }
+}
+
+fn revision(number: u32) -> ReportedRevision {
+    ReportedRevision {
+        revision: number,
+        created: Some(i64::from(number)),
+        status: "superseded".to_owned(),
+        fingerprint: Some(number.to_string()),
+        run: Some(format!("install-{number}-3")),
+        ..ReportedRevision::default()
+    }
+}
+
+fn shown(history: &[HistoryEntry]) -> Vec<(&str, u32, RevisionOutcome)> {
+    let shown = history.iter().map(|entry| {
+        let cluster = entry.cluster.as_deref().unwrap_or_default();
+        (cluster, entry.revision, entry.outcome)
+    });
+    shown.collect()
+}
+
+impl DeploymentFixture {
+    /// Writes the decided status to the object. The next decision then has the same history.
+    #[track_caller]
+    fn written(mut self) -> Self {
+        let status = self.decide().status;
+        self.object.status = Some(status.clone());
+        assert_eq!(self.decide().status.history, status.history);
+        self
+    }
+
+    fn history(&self) -> Vec<HistoryEntry> {
+        self.decide().status.history
+    }
+}
+
+const DEPLOYED: RevisionOutcome = RevisionOutcome::Deployed;
+const SUPERSEDED: RevisionOutcome = RevisionOutcome::Superseded;
+
+#[test]
+fn history_names_cluster_and_spec_manager() {
+    let mut fixture = reported(with_revisions([1]));
+    let managed = serde_json::json!([
+        { "manager": "flux", "time": "1970-01-01T00:00:01Z", "fieldsV1": { "f:spec": {} } }
+    ]);
+    fixture.object.metadata.managed_fields = serde_json::from_value(managed).unwrap();
+    let history = fixture.written().history();
+    assert_eq!(shown(&history), [("edge-1", 1, DEPLOYED)]);
+    assert_eq!(history[0].cause, RevisionCause::Install);
+    assert_eq!(history[0].by.as_deref(), Some("flux"));
+}
+
+#[test]
+fn doubtful_report_keeps_recorded_history() {
+    let fixture = reported(with_revisions([1, 2])).written();
+    let recorded = fixture.history();
+    assert_eq!(recorded.len(), 2);
+    let other_uid = DeploymentReport {
+        uid: "another".to_owned(),
+        ..with_revisions([])
+    };
+    for report in [installed_report(), other_uid] {
+        let fixture = reported(report);
+        let fixture = DeploymentFixture {
+            object: reported(with_revisions([1, 2])).written().object,
+            ..fixture
+        };
+        assert_eq!(fixture.history(), recorded);
+    }
+    let mut earlier_reporter = fixture.with_report("edge-1", with_revisions([]));
+    let member = earlier_reporter.members.get_mut("edge-1").unwrap();
+    member.report.as_mut().unwrap().is_current = false;
+    assert_eq!(earlier_reporter.history(), recorded);
+    earlier_reporter.members.clear();
+    assert_eq!(earlier_reporter.history(), recorded);
+}
+
+#[test]
+fn history_outlives_revisions_and_is_bounded() {
+    let mut fixture = fixture().with_placements(&HERE);
+    for number in 1..30 {
+        let report = with_revisions(number..number + 3);
+        fixture = fixture.with_report("edge-1", report).written();
+    }
+    let history = fixture.history();
+    let numbers = history.iter().map(|entry| entry.revision);
+    assert!(numbers.eq((22..=31).rev()), "{history:?}");
+    assert_eq!(history.len(), HISTORY_MAX);
+}
+
+#[test]
+fn move_keeps_history_of_earlier_cluster() {
+    let mut fixture = reported(with_revisions([1, 2])).written();
+    fixture.target = Ok("edge-2");
+    let mut fixture = fixture.member("edge-2").written();
+    let earlier = [("edge-1", 2, DEPLOYED), ("edge-1", 1, SUPERSEDED)];
+    assert_eq!(shown(&fixture.history()), earlier);
+    // The release at the earlier cluster runs until the new one is ready.
+    let unready = DeploymentReport {
+        state: unready().state,
+        ..with_revisions([1])
+    };
+    fixture = fixture.with_report("edge-2", unready).written();
+    let both = [&[("edge-2", 1, DEPLOYED)], &earlier[..]].concat();
+    assert_eq!(shown(&fixture.history()), both);
+    fixture = fixture.with_report("edge-1", with_revisions([1, 2, 3]));
+    let upgraded = fixture.history();
+    let expected = [("edge-2", 1, DEPLOYED), ("edge-1", 3, DEPLOYED)];
+    assert_eq!(shown(&upgraded)[..2], expected);
+    let uninstalled = DeploymentReport {
+        revisions: with_revisions([]).revisions,
+        ..uninstalled_report()
+    };
+    fixture = fixture
+        .with_report("edge-2", with_revisions([1]))
+        .written()
+        .with_report("edge-1", uninstalled)
+        .written();
+    assert_eq!(placements(&fixture.decide()), [("edge-2", false)]);
+    let history = fixture.history();
+    let removed = ("edge-1", 3, RevisionOutcome::Removed);
+    assert_eq!(shown(&history)[..2], [("edge-2", 1, DEPLOYED), removed]);
+    assert_eq!(history.len(), 4);
+}
+
+#[test]
+fn renamed_member_keeps_its_history() {
+    let mut fixture = reported(with_revisions([1])).written();
+    fixture.members.clear();
+    fixture.target = Ok("edge-2");
+    let placements = &mut fixture.object.status.as_mut().unwrap().placements;
+    placements.as_mut().unwrap()[0].cluster_uid = "uid-of-edge-2".to_owned();
+    let fixture = fixture.member("edge-2");
+    let fixture = fixture
+        .with_report("edge-2", with_revisions([1, 2]))
+        .written();
+    let expected = [("edge-2", 2, DEPLOYED), ("edge-2", 1, SUPERSEDED)];
+    assert_eq!(shown(&fixture.history()), expected);
+}
