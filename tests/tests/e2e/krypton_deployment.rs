@@ -6,6 +6,7 @@ mod regions;
 use krypton_crds::krypton_deployment::{
     DeploymentPhase, KryptonDeployment, KryptonDeploymentStatus,
 };
+use krypton_crds::tenant::{HistoryEntry, RevisionCause, RevisionOutcome};
 use krypton_tests::{
     Merge as _, Mode, TestResult, assert_contains, by_agent,
     fleet::{FleetClient, condition},
@@ -74,12 +75,14 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     edge_changes_are_reverted(&regions, key).await?;
     chart_and_user_changes_reach_it(&regions, key).await?;
 
+    let history = wait_for_history(&regions, key).await;
     // A new hub has only the state on the home cluster. The cleanup of the earlier failure is still running.
     regions.replace_hub().await?;
     let account = json!({"spec": {"account": {"displayName": "Acme"}}});
     regions.patch(key, account).await;
     regions.wait_for(key, READY).await;
     fleet_client.wait_deployed("acme", "ced-acme", 5).await?;
+    assert_eq!(wait_for_history(&regions, key).await, history);
 
     regions.remove(key).await;
     assert!(fleet_client.revisions("acme", "ced-acme").await?.is_empty());
@@ -93,6 +96,32 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     regions.wait_for_events(key, &reasons).await;
     assert_no_tenant_crd(&regions.edges["paris"]).await?;
     Ok(())
+}
+
+/// Returns the newest entries of the history: the last upgrade, and the failed attempts before it.
+async fn wait_for_history(regions: &Regions, key: (&str, &str)) -> Vec<HistoryEntry> {
+    let expected = [
+        (5, RevisionOutcome::Deployed, RevisionCause::Values),
+        (4, RevisionOutcome::Failed, RevisionCause::Retry),
+        (3, RevisionOutcome::Failed, RevisionCause::Values),
+    ];
+    let is_listed = |_: &KryptonDeployment, status: &KryptonDeploymentStatus| {
+        let newest = status.history.iter().take(expected.len());
+        let shown = newest.map(|entry| (entry.revision, entry.outcome, entry.cause));
+        shown.eq(expected)
+    };
+    let what = "the history to list the last revisions";
+    let object = regions.wait_until(key, what, is_listed).await;
+    let mut history = object.status.unwrap_or_default().history;
+    history.truncate(expected.len());
+    let member = regions.member("paris");
+    for entry in &history {
+        let (cluster, version) = (entry.cluster.as_deref(), entry.chart_version.as_deref());
+        assert_eq!(cluster, Some(member.as_str()), "{entry:?}");
+        assert_eq!(version, Some("1.0.0"), "{entry:?}");
+    }
+    assert_eq!(history[0].by.as_deref(), Some(names::HUB_MANAGER));
+    history
 }
 
 /// Checks what Flux and `helm --wait` derive from the KryptonDeployment in namespace default.
