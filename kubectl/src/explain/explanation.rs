@@ -372,9 +372,9 @@ impl Explainer {
         }
     }
 
-    /// Describes the last revisions of the release on the cluster of the Tenant.
-    fn explain_history(&mut self, history: &[HistoryEntry]) {
-        for entry in history.iter().take(SHOWN_REVISIONS) {
+    /// Describes the last revisions of the release. An entry of a Tenant names no cluster.
+    fn explain_history<'h>(&mut self, history: impl IntoIterator<Item = &'h HistoryEntry>) {
+        for entry in history.into_iter().take(SHOWN_REVISIONS) {
             let mark = match entry.outcome {
                 RevisionOutcome::Failed | RevisionOutcome::RolledBack => Mark::Note,
                 _ => Mark::Ok,
@@ -385,8 +385,10 @@ impl Explainer {
             let time = time.map_or_else(String::new, |time| format!(", {time}"));
             let by = entry.by.as_ref();
             let by = by.map_or_else(String::new, |by| format!(" by {by}"));
+            let cluster = entry.cluster.as_ref();
+            let cluster = cluster.map_or_else(String::new, |cluster| format!(" on {cluster}"));
             let text = format!(
-                "revision {}{chart}: {:?}, cause {:?}{by}{time}",
+                "revision {}{chart}{cluster}: {:?}, cause {:?}{by}{time}",
                 entry.revision, entry.outcome, entry.cause
             );
             self.add(mark, text);

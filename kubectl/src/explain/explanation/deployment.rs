@@ -21,6 +21,8 @@ pub(in crate::explain) fn explain_deployment(
     let is_ready = explainer.explain_object(&sources.object);
     let is_led = explainer.explain_leader(&sources.leader_lease, &sources.hub_namespaces);
     let is_connected = explainer.explain_placements(sources);
+    let status = sources.object.status.iter();
+    explainer.explain_history(status.flat_map(|status| &status.history));
     explainer.explain_events(&sources.events);
     Explanation {
         ready: is_led && is_connected && is_ready,

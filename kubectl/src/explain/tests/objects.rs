@@ -96,6 +96,13 @@ fn deployment_is_explained_with_its_member() {
     let unresolved = with_condition(deployment(("False", "EdgeUnavailable")), unresolved);
     let lines = ["✗ SecretNotFound: none\n", "✗ EdgeUnavailable: a message\n"];
     assert_explained(unresolved, false, &lines);
+    let history = json!([{
+        "revision": 3, "cluster": "edge-1", "chart": "echo", "chartVersion": "1.1.0",
+        "outcome": "Failed", "cause": "Chart", "by": "krypton-hub",
+    }]);
+    let line = "! revision 3 echo 1.1.0 on edge-1: Failed, cause Chart by krypton-hub\n";
+    let upgraded = with_field(healthy.clone(), "/status/history", history);
+    assert_explained(upgraded, true, &[line]);
     let paused = json!({"mesh.openkcm.io/paused": "true"});
     let leaving = json!([{"cluster": "edge-1", "clusterUid": "u", "removing": true}]);
     let with = |pointer: &str, value: Value| with_field(healthy.clone(), pointer, value);
