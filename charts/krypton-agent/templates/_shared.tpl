@@ -160,6 +160,9 @@ metadata:
     {{- include "krypton.labels" . | nindent 4 }}
   annotations:
     helm.sh/resource-policy: keep
+    # In Argo CD, the policy covers the deletion of the Application, but not pruning.
+    argocd.argoproj.io/sync-options: Prune=false
+    argocd.argoproj.io/compare-options: IgnoreExtraneous
 {{ end }}
 {{- end }}
 
