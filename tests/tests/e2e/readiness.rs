@@ -69,6 +69,12 @@ async fn missing_workload_stays_not_ready(mode: Mode) -> TestResult {
     restart(&mut pair, &fleet_client, mode).await?;
     delete_deployment(pair.cluster(), &release).await;
     fleet_client.wait_for("acme", &[paused, lost]).await?;
+    assert_derived(
+        (pair.cluster(), "tenant", "acme"),
+        "InProgress",
+        "Suspended",
+    )
+    .await?;
     let revisions = fleet_client.revisions("acme", &release).await?;
     assert_eq!(revisions, [(1, "deployed".to_owned())]);
     pair.stop().await?;
