@@ -215,7 +215,7 @@ invariant! {
                 let member = reconciling_member(tenant, &cluster);
                 // Without its member, a deletion waits. With a deletion time before the creation of the CRD, it
                 // needs a decision of people.
-                let may_wait = view.had_wrong_clock(&cluster)
+                let may_wait = view.had_wrong_clock(Settings::cluster_for(member))
                     && condition_text(tenant, "Ready").contains("together with an earlier CRD");
                 let may_wait = may_wait || view.all_hubs_lost && cluster == HOME;
                 let is_stuck = is_terminating(tenant) && view.must_converge(member) && !may_wait;
