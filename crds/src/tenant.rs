@@ -21,6 +21,9 @@ use crate::{condition_list, free_form, published::published};
 /// Most entries in `status.history`.
 pub const HISTORY_MAX: usize = 10;
 
+/// Longest chart name and version in the history, in bytes.
+pub const CHART_TEXT_MAX: usize = 256;
+
 /// Desired state of the Tenant. A Tenant without a spec has all defaults.
 #[derive(
     CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize,
@@ -215,11 +218,11 @@ pub struct HistoryEntry {
     pub cluster: Option<String>,
     /// Name of the chart. Not set if Krypton does not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256))]
+    #[schemars(length(max = CHART_TEXT_MAX))]
     pub chart: Option<String>,
     /// Version of the chart. Not set if Krypton does not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256))]
+    #[schemars(length(max = CHART_TEXT_MAX))]
     pub chart_version: Option<String>,
     /// Time at which Helm created the revision, by the clock of the cluster's API server.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -2,13 +2,10 @@
 
 use std::cmp::Reverse;
 
-use krypton_crds::tenant::HISTORY_MAX;
+use krypton_crds::tenant::{CHART_TEXT_MAX, HISTORY_MAX};
 
 use crate::names::LABEL_MAX;
 use crate::text::truncate;
-
-/// Longest chart name and version in a report, in bytes.
-const CHART_TEXT_MAX: usize = 128;
 
 /// The newest revisions of a release, at most [`HISTORY_MAX`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +40,8 @@ pub struct ReportedChart {
 }
 
 impl ReportedRevisions {
-    /// Keeps the newest revisions, with every text cut to its limit. `program` is the reporter's field manager.
+    /// Keeps the newest revisions, with every text cut to its limit. Drops a chart with characters that no chart has.
+    /// `program` is the reporter's field manager.
     #[must_use]
     pub fn new(program: &'static str, mut revisions: Vec<ReportedRevision>) -> Self {
         revisions.sort_by_key(|revision| Reverse(revision.revision));
@@ -65,6 +63,18 @@ impl ReportedRevisions {
 
     pub fn newest_first(&self) -> &[ReportedRevision] {
         &self.newest_first
+    }
+
+    /// Returns the size of all texts, in bytes.
+    pub fn text_size(&self) -> usize {
+        let sizes = self.newest_first.iter().map(|revision| {
+            let labels = [&revision.fingerprint, &revision.owner_uid, &revision.run];
+            let chart = revision.chart.iter();
+            let chart = chart.flat_map(|chart| [&chart.name, &chart.version]);
+            let texts = labels.into_iter().flatten().chain(chart);
+            revision.status.len() + texts.map(String::len).sum::<usize>()
+        });
+        sizes.sum()
     }
 
     /// Adds the charts of an earlier report, unless this one has read them again.
@@ -93,10 +103,21 @@ impl ReportedRevision {
         for label in labels.into_iter().flatten().chain([&mut self.status]) {
             truncate(label, LABEL_MAX);
         }
+        self.chart = self.chart.take().filter(ReportedChart::has_legal_texts);
         if let Some(chart) = &mut self.chart {
             truncate(&mut chart.name, CHART_TEXT_MAX);
             truncate(&mut chart.version, CHART_TEXT_MAX);
         }
+    }
+}
+
+impl ReportedChart {
+    /// Whether both texts have only the characters of a chart's name and version. A member can write any text into its
+    /// release Secrets, and the status of the home cluster reaches terminals.
+    fn has_legal_texts(&self) -> bool {
+        let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte);
+        let mut texts = [&self.name, &self.version].into_iter();
+        texts.all(|text| !text.is_empty() && text.bytes().all(is_legal))
     }
 }
 
@@ -143,10 +164,33 @@ mod tests {
             let chart = revision.chart.as_ref().unwrap();
             let texts = [&revision.status, &chart.name, &chart.version];
             let texts = labels.into_iter().flatten().chain(texts);
-            assert!(texts.map(String::len).sum::<usize>() <= 512);
+            assert!(texts.map(String::len).sum::<usize>() <= 4 * 63 + 2 * 256);
         }
         let again = ReportedRevisions::new("agent", report.newest_first().to_vec());
         assert_eq!(again, report);
+    }
+
+    #[test]
+    fn chart_with_foreign_characters_is_dropped() {
+        for (version, is_kept) in [
+            ("1.2.3-rc.1+build_5", true),
+            ("v2", true),
+            ("1.0.0\n", false),
+            ("1.0.0 \u{202e}", false),
+            ("é", false),
+            ("", false),
+        ] {
+            for is_read in [true, false] {
+                let revisions = vec![revision(1, Some((version, is_read)))];
+                let report = ReportedRevisions::new("agent", revisions);
+                let chart = &report.newest_first()[0].chart;
+                assert_eq!(chart.is_some(), is_kept, "{version:?}");
+            }
+        }
+        let mut named = revision(1, Some(("1", true)));
+        named.chart.as_mut().unwrap().name = "a\u{1b}[31m".to_owned();
+        let report = ReportedRevisions::new("agent", vec![named]);
+        assert_eq!(report.newest_first()[0].chart, None);
     }
 
     #[test]
