@@ -11,7 +11,7 @@ mod cluster_version;
 mod digests;
 pub mod drift;
 mod dump;
-pub mod field_managers;
+mod field_managers;
 #[cfg(test)]
 mod fixtures;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -42,3 +42,5 @@ mod tenant_list_schema;
 mod watches;
 pub mod workload;
 mod workspaces;
+
+pub use field_managers::keep_last_managers;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus, Placement};
-use krypton_reconciler::field_managers::keep_last_managers;
+use krypton_reconciler::keep_last_managers;
 use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::ObjectEvent;

@@ -11,7 +11,9 @@ use std::cmp::Reverse;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use krypton_crds::tenant::{HISTORY_MAX, HistoryEntry, RevisionCause, RevisionOutcome};
+use krypton_crds::tenant::{
+    CHART_TEXT_MAX, HISTORY_MAX, HistoryEntry, RevisionCause, RevisionOutcome,
+};
 use krypton_helm::chart::exact_version;
 use krypton_helm::releases::Status;
 use krypton_helm::releases::revision::Revision;
@@ -25,13 +27,9 @@ use super::ownership::{Ownership, ownership};
 use super::revisions::{has_copied_run, is_install_run, is_marked_as_rollback, is_own_run};
 use super::view::View;
 
-/// Longest chart name and version in the history, in bytes.
-const TEXT_MAX: usize = 256;
-
 /// Chart of a revision.
 #[derive(Clone, Copy, Debug)]
 struct RevisionChart<'a> {
-    revision: u32,
     name: &'a str,
     version: &'a str,
     /// Whether Krypton has read it in the revision. Otherwise, it follows from the fingerprint.
@@ -51,23 +49,23 @@ pub(super) fn history(view: &View<'_>, may_change: bool) -> Vec<HistoryEntry> {
     match ownership(view) {
         Ownership::Free | Ownership::Mine if may_change => {
             let actors = Actors::new(&tenant.metadata, view.program);
-            let charts: Vec<RevisionChart<'_>> = newest_chart(view).into_iter().collect();
+            let charts: Vec<_> = newest_chart(view).into_iter().collect();
             history_after(recorded, view.revisions, &charts, &actors)
         }
         _ => recorded.to_vec(),
     }
 }
 
-/// Returns the chart of the newest revision.
-fn newest_chart<'v>(view: &'v View<'_>) -> Option<RevisionChart<'v>> {
+/// Returns the newest revision and its chart.
+fn newest_chart<'v>(view: &'v View<'_>) -> Option<(u32, RevisionChart<'v>)> {
     let newest = view.newest()?;
     if let Some(release_details) = view.decoded(newest) {
-        return Some(RevisionChart {
-            revision: newest.revision,
+        let chart = RevisionChart {
             name: &release_details.chart_name,
             version: &release_details.chart_version,
             is_read: true,
-        });
+        };
+        return Some((newest.revision, chart));
     }
     let chart = view.chart;
     let is_desired = newest.fingerprint.as_deref() == Some(view.fingerprint)
@@ -75,12 +73,12 @@ fn newest_chart<'v>(view: &'v View<'_>) -> Option<RevisionChart<'v>> {
     // The path of an archive does not name its chart.
     let is_named = !chart.repo.is_empty() || chart.name.contains("://");
     let is_known = is_desired && is_named && exact_version(&chart.version).is_some();
-    is_known.then(|| RevisionChart {
-        revision: newest.revision,
+    let chart = RevisionChart {
         name: chart.name.rsplit('/').next().unwrap_or_default(),
         version: &chart.version,
         is_read: false,
-    })
+    };
+    is_known.then_some((newest.revision, chart))
 }
 
 /// Returns the history, newest first: the revisions that Helm has (`revisions`, oldest first), then the recorded
@@ -88,7 +86,7 @@ fn newest_chart<'v>(view: &'v View<'_>) -> Option<RevisionChart<'v>> {
 fn history_after(
     recorded: &[HistoryEntry],
     revisions: &[&Revision],
-    charts: &[RevisionChart<'_>],
+    charts: &[(u32, RevisionChart<'_>)],
     actors: &Actors<'_>,
 ) -> Vec<HistoryEntry> {
     let newest_first = || revisions.iter().rev().take(HISTORY_MAX).copied();
@@ -96,8 +94,9 @@ fn history_after(
         .map(|revision| entry(recorded, revisions, revision))
         .collect();
     for entry in &mut entries {
-        let chart = charts.iter().find(|it| it.revision == entry.revision);
-        if let Some(chart) = chart.filter(|chart| chart.is_read || entry.chart.is_none()) {
+        let chart = charts.iter().find(|(number, _)| *number == entry.revision);
+        if let Some((_, chart)) = chart.filter(|(_, chart)| chart.is_read || entry.chart.is_none())
+        {
             entry.chart = bounded_text(chart.name);
             entry.chart_version = bounded_text(chart.version);
         }
@@ -298,7 +297,7 @@ fn created(revision: &Revision) -> Option<Time> {
 
 /// Limits a text from a release Secret as the schema does.
 fn bounded_text(text: &str) -> Option<String> {
-    let text = truncated(text.to_owned(), TEXT_MAX);
+    let text = truncated(text.to_owned(), CHART_TEXT_MAX);
     (!text.is_empty()).then_some(text)
 }
 

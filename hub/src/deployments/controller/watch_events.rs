@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
-use krypton_reconciler::field_managers::keep_last_managers;
+use krypton_reconciler::keep_last_managers;
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::error_chain::chain;
 use kube::core::DeserializeGuard;

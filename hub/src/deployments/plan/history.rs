@@ -3,17 +3,21 @@
 //! Without a report, the recorded entries stay. A decision on the new history gives the same history, because each
 //! status write would otherwise cause another one.
 
+use std::sync::Arc;
+
 use krypton_crds::tenant::{HISTORY_MAX, HistoryEntry};
 use krypton_reconciler::plan::deployment_history;
+use krypton_types::deployment::ReportedRevisions;
+use krypton_types::names;
 
 use super::{DeploymentView, Site};
 
 impl DeploymentView<'_> {
-    /// Returns the history. The entries of the target cluster come first, followed by the other clusters that have the
-    /// release, and by earlier ones. Times of different clusters are not compared, because their clocks differ.
+    /// Returns the history. New revisions come first, and the other entries keep their order: the hub cannot compare
+    /// the times of different clusters, because their clocks differ.
     pub(super) fn history(&self) -> Vec<HistoryEntry> {
         let status = self.object.status.as_ref();
-        let mut recorded = status.map_or_else(Vec::new, |status| status.history.clone());
+        let mut history = status.map_or_else(Vec::new, |status| status.history.clone());
         let target = self.target.as_ref().ok();
         let target_uid = target.map(|target| &target.placement.cluster_uid);
         let is_target = |site: &&Site| Some(&site.placement.cluster_uid) == target_uid;
@@ -22,34 +26,66 @@ impl DeploymentView<'_> {
         if let Some((former, target)) = former.zip(target) {
             let (former, cluster) = (&former.placement.cluster, &target.placement.cluster);
             let is_former = |entry: &&mut HistoryEntry| entry.cluster.as_ref() == Some(former);
-            for entry in recorded.iter_mut().filter(is_former) {
+            for entry in history.iter_mut().filter(is_former) {
                 entry.cluster = Some(cluster.clone());
             }
         }
         let others = self.sites.iter().filter(|site| !is_target(site));
-        let mut history = Vec::new();
-        for site in target.into_iter().chain(others) {
-            let cluster = Some(&site.placement.cluster);
-            let is_here = |entry: &HistoryEntry| entry.cluster.as_ref() == cluster;
-            let (here, elsewhere) = recorded.into_iter().partition(is_here);
-            history.extend(self.history_of(site, here));
-            recorded = elsewhere;
+        for site in others {
+            self.add_revisions(site, false, &mut history);
         }
-        history.extend(recorded);
+        // Last, because later additions come first.
+        if let Some(target) = target {
+            self.add_revisions(target, true, &mut history);
+        }
         history.truncate(HISTORY_MAX);
         history
     }
 
-    /// Returns the entries of one cluster.
-    fn history_of(&self, site: &Site, recorded: Vec<HistoryEntry>) -> Vec<HistoryEntry> {
-        let stored = self.report_on(site).filter(|stored| stored.is_current);
-        let Some(revisions) = stored.and_then(|stored| stored.report.revisions.as_deref()) else {
-            return recorded;
+    /// Updates the entries of one cluster. Reported revisions older than these entries come last, because the history
+    /// was perhaps too short for them.
+    fn add_revisions(&self, site: &Site, is_target: bool, history: &mut Vec<HistoryEntry>) {
+        let Some(revisions) = self.revisions_on(site) else {
+            return;
         };
-        let mut history = deployment_history(&recorded, revisions, &self.object.metadata);
-        for entry in &mut history {
-            entry.cluster = Some(site.placement.cluster.clone());
+        let cluster = &site.placement.cluster;
+        let is_here = |entry: &HistoryEntry| entry.cluster.as_ref() == Some(cluster);
+        let has_moved = history.first().is_some_and(|newest| !is_here(newest));
+        let here = history.iter().filter(|entry| is_here(entry));
+        let here: Vec<HistoryEntry> = here.cloned().collect();
+        let metadata = &self.object.metadata;
+        let mut entries = deployment_history(&here, &revisions, metadata, has_moved);
+        for entry in &mut entries {
+            entry.cluster = Some(cluster.clone());
         }
-        history
+        let is_same = |entry: &HistoryEntry, other: &HistoryEntry| {
+            (entry.revision, &entry.time) == (other.revision, &other.time)
+        };
+        let new_count = match here.first() {
+            Some(newest) => entries.iter().position(|entry| is_same(entry, newest)),
+            None => (!is_target).then_some(0),
+        };
+        let mut known = entries
+            .split_off(new_count.unwrap_or(entries.len()))
+            .into_iter();
+        for entry in std::mem::take(history) {
+            if is_here(&entry) {
+                entries.extend(known.next());
+            } else {
+                entries.push(entry);
+            }
+        }
+        entries.extend(known);
+        *history = entries;
+    }
+
+    /// Returns the revisions on a cluster. `None` if the recorded entries stay.
+    fn revisions_on(&self, site: &Site) -> Option<Arc<ReportedRevisions>> {
+        let stored = self.report_on(site).filter(|stored| stored.is_current)?;
+        if stored.report.gone {
+            let none = ReportedRevisions::new(names::AGENT_MANAGER, Vec::new());
+            return Some(Arc::new(none));
+        }
+        stored.report.revisions.clone()
     }
 }

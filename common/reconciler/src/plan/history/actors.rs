@@ -22,9 +22,21 @@ pub(super) struct Actors<'a> {
     pub(super) request: Option<FieldManager<'a>>,
     /// The field manager of the process that runs Helm.
     pub(super) program: &'a str,
-    /// The generation of a KryptonDeployment; `None` for a Tenant. Its spec contains no values. Its cluster and that of
-    /// the release have different clocks, so a time alone does not show which run followed the last change.
-    pub(super) deployment_generation: Option<i64>,
+    pub(super) owner: Owner,
+}
+
+/// The object that owns the release.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Owner {
+    #[default]
+    Tenant,
+    /// A KryptonDeployment. Its spec contains no values. Its cluster and that of the release have different clocks, so
+    /// a time alone does not show which run followed the last change.
+    Deployment {
+        generation: i64,
+        /// Whether the newest recorded revision is on another cluster.
+        has_moved: bool,
+    },
 }
 
 impl<'a> Actors<'a> {
@@ -33,13 +45,21 @@ impl<'a> Actors<'a> {
             spec: last_manager(metadata, ObjectPart::Spec),
             request: last_manager(metadata, ObjectPart::ReconcileRequest),
             program,
-            deployment_generation: None,
+            owner: Owner::Tenant,
         }
     }
 
-    pub(super) fn of_deployment(metadata: &'a ObjectMeta, program: &'a str) -> Self {
+    pub(super) fn of_deployment(
+        metadata: &'a ObjectMeta,
+        program: &'a str,
+        has_moved: bool,
+    ) -> Self {
+        let generation = metadata.generation.unwrap_or_default();
         Self {
-            deployment_generation: Some(metadata.generation.unwrap_or_default()),
+            owner: Owner::Deployment {
+                generation,
+                has_moved,
+            },
             ..Self::new(metadata, program)
         }
     }
@@ -54,8 +74,12 @@ impl<'a> Actors<'a> {
     ) -> Option<String> {
         let since = previous(revisions, revision);
         let within = |manager: &FieldManager<'_>| is_between(manager, since, revision);
-        let generation = self.deployment_generation;
-        let is_latest = generation.is_none_or(|latest| revision.generation() == Some(latest));
+        let (is_latest, lacks_values) = match self.owner {
+            Owner::Tenant => (true, false),
+            Owner::Deployment { generation, .. } => {
+                (revision.generation() == Some(generation), true)
+            }
+        };
         let spec = || {
             let spec = self.spec.filter(within).filter(|_| is_latest);
             spec.map(|manager| manager.name)
@@ -72,7 +96,7 @@ impl<'a> Actors<'a> {
                 None => Some(self.program),
             },
             RevisionCause::Chart => Some(names::HUB_MANAGER),
-            RevisionCause::Values if has_same_spec == Some(true) || generation.is_some() => {
+            RevisionCause::Values if has_same_spec == Some(true) || lacks_values => {
                 Some(names::HUB_MANAGER)
             }
             RevisionCause::Values => spec(),
@@ -83,17 +107,16 @@ impl<'a> Actors<'a> {
     }
 
     /// Whether a change of the spec caused the installation: the release has no earlier history, or a KryptonDeployment
-    /// has moved back since. Otherwise, another client has removed the release.
+    /// has moved. Otherwise, another client has removed the release.
     fn is_requested(&self, recorded: &[HistoryEntry], revision: &Revision) -> bool {
-        let changed = self.spec.map(|spec| spec.time.as_second());
-        let changed = changed.filter(|_| self.deployment_generation.is_some());
-        recorded.iter().all(|entry| {
-            let second = entry.time.as_ref().map(|time| time.0.as_second());
-            let is_before_change = changed
-                .zip(second)
-                .is_some_and(|(changed, second)| second < changed);
-            is_before_change || is_entry_of(entry, revision)
-        })
+        let has_moved = matches!(
+            self.owner,
+            Owner::Deployment {
+                has_moved: true,
+                ..
+            }
+        );
+        has_moved || recorded.iter().all(|entry| is_entry_of(entry, revision))
     }
 }
 

@@ -26,7 +26,7 @@ pub(in crate::plan) fn reported_revisions(
     let newest_chart = newest_chart(view);
     let newest_first = view.revisions.iter().rev().take(HISTORY_MAX);
     let reported = newest_first.map(|revision| {
-        let chart = newest_chart.filter(|chart| chart.revision == revision.revision);
+        let chart = newest_chart.filter(|(newest, _)| *newest == revision.revision);
         ReportedRevision {
             revision: revision.revision,
             created: revision.created.map(Timestamp::as_second),
@@ -35,7 +35,7 @@ pub(in crate::plan) fn reported_revisions(
             owner_uid: revision.owner_uid.clone(),
             run: revision.run.clone(),
             rolled_back_by: revision.rolled_back_by,
-            chart: chart.map(|chart| ReportedChart {
+            chart: chart.map(|(_, chart)| ReportedChart {
                 name: chart.name.to_owned(),
                 version: chart.version.to_owned(),
                 is_read: chart.is_read,
@@ -46,26 +46,28 @@ pub(in crate::plan) fn reported_revisions(
 }
 
 /// Returns the history of the release on one cluster, newest first. `recorded` are the entries of this cluster, and
-/// `metadata` is that of the KryptonDeployment, with its managed fields.
+/// `metadata` is that of the KryptonDeployment, with its managed fields. `has_moved` is true if the newest recorded
+/// entry of all clusters is on another one.
 pub fn deployment_history(
     recorded: &[HistoryEntry],
     reported: &ReportedRevisions,
     metadata: &ObjectMeta,
+    has_moved: bool,
 ) -> Vec<HistoryEntry> {
     let newest_first = reported.newest_first();
     let revisions: Vec<Revision> = newest_first.iter().rev().map(revision).collect();
     let revisions: Vec<&Revision> = revisions.iter().collect();
     let charts = newest_first.iter().filter_map(|revision| {
         let chart = revision.chart.as_ref()?;
-        Some(RevisionChart {
-            revision: revision.revision,
+        let chart = RevisionChart {
             name: &chart.name,
             version: &chart.version,
             is_read: chart.is_read,
-        })
+        };
+        Some((revision.revision, chart))
     });
-    let charts: Vec<RevisionChart<'_>> = charts.collect();
-    let actors = Actors::of_deployment(metadata, reported.program());
+    let charts: Vec<_> = charts.collect();
+    let actors = Actors::of_deployment(metadata, reported.program(), has_moved);
     history_after(recorded, &revisions, &charts, &actors)
 }
 

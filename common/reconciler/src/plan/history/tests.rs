@@ -3,7 +3,7 @@ use krypton_helm::releases::revision::run_label;
 use krypton_types::names;
 use proptest::prelude::*;
 
-use super::actors::ACTOR_MAX;
+use super::actors::{ACTOR_MAX, Owner};
 use super::*;
 use crate::field_managers::FieldManager;
 use crate::fixtures::foreign_revision;
@@ -30,7 +30,6 @@ fn installed(second: i64) -> Revision {
 
 fn chart(version: &str) -> RevisionChart<'_> {
     RevisionChart {
-        revision: 0,
         name: "echo",
         version,
         is_read: true,
@@ -53,13 +52,8 @@ fn after_actors(
 ) -> Vec<HistoryEntry> {
     let revisions: Vec<&Revision> = revisions.iter().collect();
     let newest = revisions.last();
-    let charts = newest
-        .zip(newest_chart)
-        .map(|(newest, chart)| RevisionChart {
-            revision: newest.revision,
-            ..chart
-        });
-    let charts: Vec<RevisionChart<'_>> = charts.into_iter().collect();
+    let newest = newest.map(|newest| newest.revision);
+    let charts: Vec<_> = newest.zip(newest_chart).into_iter().collect();
     history_after(recorded, &revisions, &charts, actors)
 }
 
@@ -419,13 +413,17 @@ proptest! {
         actor in ("é{0,100}", 0..9_i64),
     ) {
         let newest_chart = newest.as_ref().map(|(name, is_read)| RevisionChart {
-            revision: 0,
             name,
             version: "1.0.0",
             is_read: *is_read,
         });
         let (name, second) = &actor;
-        let actors = Actors { spec: manager(name, *second), request: manager(name, 3), program: name, deployment_generation: None };
+        let actors = Actors {
+            spec: manager(name, *second),
+            request: manager(name, 3),
+            program: name,
+            owner: Owner::Tenant,
+        };
         let history = after_actors(&recorded, &revisions, newest_chart, &actors);
         prop_assert!(history.len() <= HISTORY_MAX);
         prop_assert_eq!(&after_actors(&history, &revisions, newest_chart, &actors), &history);
@@ -433,7 +431,7 @@ proptest! {
         prop_assert!(actors.all(|actor| (1..=ACTOR_MAX).contains(&actor.len())));
         let texts = history.iter().flat_map(|entry| [&entry.chart, &entry.chart_version]);
         let mut lengths = texts.flatten().map(String::len);
-        prop_assert!(lengths.all(|length| (1..=TEXT_MAX).contains(&length)));
+        prop_assert!(lengths.all(|length| (1..=CHART_TEXT_MAX).contains(&length)));
         let has_revision = |entry: &&HistoryEntry| revisions.iter().any(|it| is_entry_of(entry, it));
         let numbers = history.iter().filter(has_revision).map(|entry| entry.revision);
         prop_assert!(numbers.is_sorted_by(|newer, older| newer > older));

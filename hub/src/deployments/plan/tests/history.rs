@@ -1,5 +1,6 @@
 //! Tests of `status.history` across reports, moves and renamed members.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use krypton_crds::tenant::{HISTORY_MAX, HistoryEntry, RevisionCause, RevisionOutcome};
@@ -127,7 +128,7 @@ fn move_keeps_history_of_earlier_cluster() {
     assert_eq!(shown(&fixture.history()), both);
     fixture = fixture.with_report("edge-1", with_revisions([1, 2, 3]));
     let upgraded = fixture.history();
-    let expected = [("edge-2", 1, DEPLOYED), ("edge-1", 3, DEPLOYED)];
+    let expected = [("edge-1", 3, DEPLOYED), ("edge-2", 1, DEPLOYED)];
     assert_eq!(shown(&upgraded)[..2], expected);
     let uninstalled = DeploymentReport {
         revisions: with_revisions([]).revisions,
@@ -141,7 +142,7 @@ fn move_keeps_history_of_earlier_cluster() {
     assert_eq!(placements(&fixture.decide()), [("edge-2", false)]);
     let history = fixture.history();
     let removed = ("edge-1", 3, RevisionOutcome::Removed);
-    assert_eq!(shown(&history)[..2], [("edge-2", 1, DEPLOYED), removed]);
+    assert_eq!(shown(&history)[..2], [removed, ("edge-2", 1, DEPLOYED)]);
     assert_eq!(history.len(), 4);
 }
 
@@ -158,4 +159,117 @@ fn renamed_member_keeps_its_history() {
         .written();
     let expected = [("edge-2", 2, DEPLOYED), ("edge-2", 1, SUPERSEDED)];
     assert_eq!(shown(&fixture.history()), expected);
+}
+
+/// A move from edge-1 to edge-2, of which both have the release and reported these revisions.
+fn moving(earlier: RangeInclusive<u32>, now: RangeInclusive<u32>) -> DeploymentFixture {
+    let mut fixture = reported(with_revisions(earlier)).written();
+    fixture.target = Ok("edge-2");
+    let unready = DeploymentReport {
+        state: unready().state,
+        ..with_revisions(now)
+    };
+    let fixture = fixture.member("edge-2").written();
+    fixture.with_report("edge-2", unready).written()
+}
+
+#[test]
+fn unknown_target_keeps_order_of_clusters() {
+    let mut fixture = moving(1..=10, 1..=2);
+    let history = fixture.history();
+    let clusters = shown(&history).into_iter().map(|(cluster, ..)| cluster);
+    assert!(clusters.take(2).all(|cluster| cluster == "edge-2"));
+    assert_eq!(history.len(), HISTORY_MAX);
+    fixture.target = Err(State::new(Truth::Unknown, "SecretNotFound", "none"));
+    assert_eq!(fixture.history(), history);
+}
+
+#[test]
+fn revisions_missing_from_full_history_return_last() {
+    let mut fixture = moving(1..=10, 1..=10);
+    let history = fixture.history();
+    assert!(
+        history
+            .iter()
+            .all(|entry| entry.cluster.as_deref() == Some("edge-2"))
+    );
+    for target in [
+        Ok("edge-2"),
+        Err(State::new(Truth::Unknown, "SecretNotFound", "none")),
+    ] {
+        fixture.target = target;
+        assert_eq!(fixture.history(), history);
+    }
+}
+
+#[test]
+fn move_back_keeps_entries_of_running_cluster() {
+    let uninstalled = DeploymentReport {
+        revisions: with_revisions([]).revisions,
+        ..uninstalled_report()
+    };
+    let mut fixture = moving(1..=10, 1..=5)
+        .with_report("edge-2", with_revisions(1..=5))
+        .written()
+        .with_report("edge-1", uninstalled)
+        .written();
+    assert_eq!(placements(&fixture.decide()), [("edge-2", false)]);
+    let history = fixture.history();
+    fixture.target = Ok("edge-1");
+    fixture.members.get_mut("edge-1").unwrap().report = None;
+    let fixture = fixture.written();
+    assert_eq!(fixture.history(), history);
+    let again = ReportedRevision {
+        created: Some(99),
+        status: "deployed".to_owned(),
+        ..revision(1)
+    };
+    let revisions = ReportedRevisions::new(names::AGENT_MANAGER, vec![again]);
+    let back = DeploymentReport {
+        revisions: Some(Arc::new(revisions)),
+        ..unready()
+    };
+    let fixture = fixture.with_report("edge-1", back).written();
+    let back = fixture.history();
+    assert_eq!(shown(&back)[0], ("edge-1", 1, DEPLOYED));
+    assert_eq!(back[1..], history[..HISTORY_MAX - 1]);
+}
+
+#[test]
+fn only_a_move_makes_reinstallation_requested() {
+    let managed = serde_json::json!([
+        { "manager": "flux", "time": "1970-01-01T00:00:50Z", "fieldsV1": { "f:spec": {} } }
+    ]);
+    let reinstalled = |mut fixture: DeploymentFixture| {
+        fixture.object.metadata.managed_fields = serde_json::from_value(managed.clone()).unwrap();
+        let again = ReportedRevision {
+            created: Some(99),
+            ..revision(1)
+        };
+        let revisions = ReportedRevisions::new(names::AGENT_MANAGER, vec![again]);
+        let report = DeploymentReport {
+            revisions: Some(Arc::new(revisions)),
+            ..unready()
+        };
+        let history = fixture.with_report("edge-1", report).written().history();
+        assert_eq!(history[0].cause, RevisionCause::Install, "{history:?}");
+        history[0].by.clone()
+    };
+    let removed = reported(with_revisions([1])).written();
+    let removed = removed.with_report("edge-1", with_revisions([])).written();
+    assert_eq!(reinstalled(removed).as_deref(), Some(names::AGENT_MANAGER));
+    let mut moved_back = moving(1..=1, 1..=1);
+    moved_back.target = Ok("edge-1");
+    assert_eq!(reinstalled(moved_back).as_deref(), Some("flux"));
+}
+
+#[test]
+fn entries_of_uninstalled_release_are_removed() {
+    let fixture = reported(with_revisions([1, 2])).written();
+    let fixture = fixture.with_report("edge-1", uninstalled_report());
+    let expected = [
+        ("edge-1", 2, RevisionOutcome::Removed),
+        ("edge-1", 1, SUPERSEDED),
+    ];
+    assert_eq!(shown(&fixture.written().history()), expected);
 }

@@ -47,8 +47,17 @@ fn after(
     revisions: &[ReportedRevision],
     metadata: &ObjectMeta,
 ) -> Vec<HistoryEntry> {
+    after_move(false, recorded, revisions, metadata)
+}
+
+fn after_move(
+    has_moved: bool,
+    recorded: &[HistoryEntry],
+    revisions: &[ReportedRevision],
+    metadata: &ObjectMeta,
+) -> Vec<HistoryEntry> {
     let reported = ReportedRevisions::new(names::AGENT_MANAGER, revisions.to_vec());
-    deployment_history(recorded, &reported, metadata)
+    deployment_history(recorded, &reported, metadata, has_moved)
 }
 
 fn newest(history: &[HistoryEntry]) -> (RevisionCause, Option<&str>) {
@@ -81,19 +90,19 @@ fn installation_after_move_back_names_manager() {
     let first = after(&[], &[reported(1, 1, "deployed", "a")], &metadata(1, 1));
     let left = after(&first, &[], &metadata(3, 5));
     assert_eq!(left[0].outcome, RevisionOutcome::Removed);
-    let again = |generation| {
+    let again = |has_moved| {
         let revision = ReportedRevision {
             created: Some(6),
-            ..reported(1, generation, "deployed", "a")
+            ..reported(1, 3, "deployed", "a")
         };
-        let second = if generation == 1 { 1 } else { 5 };
-        after(&left, &[revision], &metadata(generation, second))
+        after_move(has_moved, &left, &[revision], &metadata(3, 5))
     };
-    let moved_back = again(3);
+    let moved_back = again(true);
     assert_eq!(moved_back.len(), 2);
     let install = RevisionCause::Install;
     assert_eq!(newest(&moved_back), (install, Some("kubectl")));
-    let removed_by_user = again(1);
+    // The user has changed the spec as well.
+    let removed_by_user = again(false);
     let agent = Some(names::AGENT_MANAGER);
     assert_eq!(newest(&removed_by_user), (install, agent));
 }
@@ -161,10 +170,11 @@ proptest! {
     fn any_report_gives_valid_stable_history(
         earlier in prop::collection::vec(any_revision(), 0..14),
         now in prop::collection::vec(any_revision(), 0..14),
+        has_moved: bool,
     ) {
         let metadata = metadata(2, 4);
         let recorded = after(&[], &earlier, &metadata);
-        let history = after(&recorded, &now, &metadata);
+        let history = after_move(has_moved, &recorded, &now, &metadata);
         prop_assert!(history.len() <= HISTORY_MAX);
         prop_assert_eq!(&after(&history, &now, &metadata), &history);
         let mut times = history.iter().filter_map(|entry| entry.time.as_ref());
