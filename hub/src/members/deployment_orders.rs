@@ -1,7 +1,9 @@
 //! Orders of KryptonDeployments to members.
 
 use krypton_types::conditions::reason;
-use krypton_types::deployment::{DeploymentKey, DeploymentReport, DesiredDeployment};
+use krypton_types::deployment::{
+    DeploymentKey, DeploymentReport, DesiredDeployment, ReportedRevisions,
+};
 
 use crate::members::remote_orders::{self, Order, RemoteOrders};
 
@@ -10,6 +12,8 @@ pub const DEPLOYMENTS_MAX: usize = 2_000;
 /// Maximum size of their orders as JSON, in bytes; one takes about 350. The member records them in a Secret of
 /// 1 MiB, together with the chart's values and the placed Tenants.
 pub const ORDERS_MAX: usize = 448 * 1024;
+/// Limit for the texts of the revisions of one member, in bytes. 2,000 deployments need about 3.5 MiB.
+const REVISIONS_MAX: usize = 4 * 1024 * 1024;
 
 pub type DeploymentOrders = RemoteOrders<DesiredDeployment>;
 pub type DeploymentOrderReport = remote_orders::OrderReport<DeploymentReport>;
@@ -18,9 +22,19 @@ impl Order for DesiredDeployment {
     type Key = DeploymentKey;
     type Report = DeploymentReport;
     const MAX: usize = DEPLOYMENTS_MAX;
+    const OPTIONAL_MAX: usize = REVISIONS_MAX;
 
     fn key(&self) -> DeploymentKey {
         self.key()
+    }
+
+    fn optional_size(report: &DeploymentReport) -> usize {
+        let revisions = report.revisions.as_deref();
+        revisions.map_or(0, ReportedRevisions::text_size)
+    }
+
+    fn drop_optional(report: &mut DeploymentReport) {
+        report.revisions = None;
     }
 }
 
@@ -36,11 +50,14 @@ impl DeploymentOrders {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::ops::Range;
+    use std::sync::Arc;
     use std::time::Duration;
 
     use krypton_runtime::clock::BootTime;
     use krypton_runtime::newest::{Newest as _, NewestSeen as _};
     use krypton_types::conditions::{ClusterState, State, Truth};
+    use krypton_types::deployment::{ReportedChart, ReportedRevision};
 
     use super::*;
 
@@ -109,6 +126,54 @@ mod tests {
         assert!(changes.has_changed().unwrap());
         report_state(&deployments, "a", None);
         assert_eq!(deployments.digest("edge-1"), (0, 0));
+    }
+
+    #[test]
+    fn reported_revisions_of_member_are_bounded() {
+        let deployments = DeploymentOrders::default();
+        let long = || Some("l".repeat(1000));
+        let revision = |revision: u32| ReportedRevision {
+            revision,
+            fingerprint: long(),
+            owner_uid: long(),
+            run: long(),
+            chart: Some(ReportedChart {
+                name: "n".repeat(1000),
+                version: "v".repeat(1000),
+                is_read: true,
+            }),
+            ..ReportedRevision::default()
+        };
+        let revisions = ReportedRevisions::new("agent", (0..10).map(revision).collect());
+        let revisions = Arc::new(revisions);
+        let key = |number: usize| order("n", &number.to_string()).key();
+        let send = |numbers: Range<usize>| {
+            let report = || DeploymentReport {
+                revisions: Some(Arc::clone(&revisions)),
+                ..report("Installed")
+            };
+            let changes = numbers.map(|number| (key(number), Some(report())));
+            assert!(deployments.apply("edge-1", changes.collect()));
+        };
+        let has_revisions = |number| {
+            let stored = deployments.latest_report("edge-1", &key(number));
+            stored.unwrap().report.revisions.is_some()
+        };
+        // The same reports again need no more room.
+        for _ in 0..9 {
+            send(0..500);
+            assert!((0..500).all(has_revisions));
+        }
+        send(0..DEPLOYMENTS_MAX);
+        assert!((0..500).all(has_revisions));
+        let kept = (0..DEPLOYMENTS_MAX).filter(|it| has_revisions(*it));
+        let texts = kept.count() * 10 * 700;
+        assert!(texts <= REVISIONS_MAX, "{texts}");
+        // Removed reports make room.
+        let removed = (0..500).map(|number| (key(number), None));
+        deployments.apply("edge-1", removed.collect());
+        send(DEPLOYMENTS_MAX - 500..DEPLOYMENTS_MAX);
+        assert!(has_revisions(DEPLOYMENTS_MAX - 1));
     }
 
     #[test]

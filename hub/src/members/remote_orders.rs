@@ -20,6 +20,16 @@ pub trait Order: Clone + PartialEq {
     /// Maximum number of orders to one member. The member records its orders in a Secret of at most 1 MiB.
     const MAX: usize;
     fn key(&self) -> Self::Key;
+
+    /// Returns the size in bytes of the part of a report that the hub can do without.
+    fn optional_size(_report: &Self::Report) -> usize {
+        0
+    }
+
+    /// Limit for this part of one member's reports, in bytes. Reports beyond it lose the part.
+    const OPTIONAL_MAX: usize = 0;
+
+    fn drop_optional(_report: &mut Self::Report) {}
 }
 
 /// The orders of all members, by the member's name. Each list is sorted by key.
@@ -34,7 +44,47 @@ pub struct OrderReport<R> {
     pub is_current: bool,
 }
 
-type OrderReports<O> = ReportSet<<O as Order>::Key, <O as Order>::Report>;
+/// Reports of one member.
+#[derive(Debug)]
+struct OrderReports<O: Order> {
+    set: ReportSet<O::Key, O::Report>,
+    /// Sum of [`Order::optional_size`].
+    optional_size: usize,
+}
+
+impl<O: Order> Default for OrderReports<O> {
+    fn default() -> Self {
+        Self {
+            set: ReportSet::default(),
+            optional_size: 0,
+        }
+    }
+}
+
+impl<O: Order> OrderReports<O> {
+    fn insert(&mut self, key: O::Key, mut report: O::Report) {
+        let part = report_digest::part(&key, &report);
+        let previous = self.set.get(&key).map_or(0, O::optional_size);
+        let others = self.optional_size - previous;
+        if others + O::optional_size(&report) > O::OPTIONAL_MAX {
+            O::drop_optional(&mut report);
+        }
+        self.optional_size = others + O::optional_size(&report);
+        self.set.insert(key, report, part);
+    }
+
+    fn remove(&mut self, key: &O::Key) {
+        let removed = self.set.remove(key);
+        self.optional_size -= removed.as_ref().map_or(0, O::optional_size);
+    }
+
+    /// Ends the full report. Returns whether it lacks earlier reports.
+    fn finish_full_report(&mut self) -> bool {
+        let dropped = self.set.finish_full_report();
+        self.optional_size -= dropped.values().map(O::optional_size).sum::<usize>();
+        !dropped.is_empty()
+    }
+}
 
 /// Orders and reports of all members.
 #[derive(Debug, Default)]
@@ -124,7 +174,7 @@ impl<O: Order> RemoteOrders<O> {
     /// Returns the member's latest report on an order. `None` does not mean that the order was not carried out.
     pub fn latest_report(&self, member: &str, key: &O::Key) -> Option<OrderReport<O::Report>> {
         let members = self.members.lock();
-        let reports = members.get(member)?;
+        let reports = &members.get(member)?.set;
         Some(OrderReport {
             report: reports.get(key)?.clone(),
             is_current: reports.is_current(key),
@@ -139,8 +189,8 @@ impl<O: Order> RemoteOrders<O> {
     ) -> (usize, usize) {
         let members = self.members.lock();
         members.get(member).map_or((0, 0), |reports| {
-            let matching = reports.iter().filter(|(_, report)| matches(report));
-            (reports.len(), matching.count())
+            let matching = reports.set.iter().filter(|(_, report)| matches(report));
+            (reports.set.len(), matching.count())
         })
     }
 
@@ -155,18 +205,16 @@ impl<O: Order> RemoteOrders<O> {
         for (key, report) in changes {
             match report {
                 // An agent that never completes a report would otherwise add to the earlier ones forever.
-                Some(_) if reports.len() >= 2 * O::MAX && reports.get(&key).is_none() => {
+                Some(_) if reports.set.len() >= 2 * O::MAX && reports.set.get(&key).is_none() => {
                     all_fit = false;
                 }
-                Some(report) => {
-                    let part = report_digest::part(&key, &report);
-                    reports.insert(key, report, part);
-                }
-                None => drop(reports.remove(&key)),
+                Some(report) => reports.insert(key, report),
+                None => reports.remove(&key),
             }
         }
         // Reports of an earlier reporter stay until the full report is complete, and may be on other orders.
-        let within_limit = all_fit && (reports.len() <= O::MAX || reports.current_len() <= O::MAX);
+        let set = &reports.set;
+        let within_limit = all_fit && (set.len() <= O::MAX || set.current_len() <= O::MAX);
         drop(members);
         self.notify();
         within_limit
@@ -175,19 +223,19 @@ impl<O: Order> RemoteOrders<O> {
     /// Starts a new full report. Earlier reports stay until it is complete.
     pub(crate) fn begin_full_report(&self, member: &str) {
         if let Some(reports) = self.members.lock().get_mut(member) {
-            reports.begin_full_report();
+            reports.set.begin_full_report();
         }
     }
 
     /// Records that the full report is complete, and drops reports that it does not contain.
     pub(crate) fn finish_full_report(&self, member: &str) {
         let mut members = self.members.lock();
-        let dropped = members
+        let has_dropped = members
             .entry(member.to_owned())
             .or_default()
             .finish_full_report();
         drop(members);
-        if !dropped.is_empty() {
+        if has_dropped {
             self.notify();
         }
     }
@@ -196,7 +244,7 @@ impl<O: Order> RemoteOrders<O> {
     pub(crate) fn digest(&self, member: &str) -> (u64, u128) {
         let members = self.members.lock();
         let reports = members.get(member);
-        reports.map(ReportSet::digest).unwrap_or_default()
+        reports.map_or((0, 0), |reports| reports.set.digest())
     }
 
     /// Forgets a deleted member. The caller withdraws its orders.
