@@ -42,7 +42,7 @@ use crate::members::MemberRegistry;
 use crate::members::deployment_orders::{DEPLOYMENTS_MAX, DeploymentOrders, ORDERS_MAX};
 use crate::members::tenant_reports::TenantReports;
 
-use requests::{DecidedDeployment, Requests, request_span};
+use requests::{DecidedDeployment, Requests, has_later_fields_of, request_span};
 use watch_events::REFUSALS_UNTIL_ABSENT;
 
 /// Pause after a failed read or a write conflict, with 50 % jitter.
@@ -83,7 +83,7 @@ struct DeploymentEntry {
     object: Arc<KryptonDeployment>,
     deletion: Option<DeletionCause>,
     recorded_events: RecordedEvents,
-    /// The last written status. A CRD with an earlier schema drops some of its fields.
+    /// The last written status, unless the home cluster has stored it. A CRD with an earlier schema drops some fields.
     written: Option<Box<KryptonDeploymentStatus>>,
 }
 
@@ -402,9 +402,11 @@ impl DeploymentStore {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
-        if result.object.is_none() {
-            entry.written = None;
-        }
+        let stored = result.object.as_ref().map(|object| object.status.as_ref());
+        let is_dropped = |written: &mut Box<KryptonDeploymentStatus>| {
+            stored.is_some_and(|stored| !stored.is_some_and(|it| has_later_fields_of(it, written)))
+        };
+        entry.written = entry.written.take_if(is_dropped);
         if let Some(mut object) = result.object
             && entry.object.metadata.resource_version == result.previous_version
         {

@@ -157,10 +157,7 @@ fn is_without_dropped(
     status: &KryptonDeploymentStatus,
     written: Option<&KryptonDeploymentStatus>,
 ) -> bool {
-    let is_written = written.is_some_and(|written| {
-        written.last_handled_reconcile_at == status.last_handled_reconcile_at
-            && written.history == status.history
-    });
+    let is_written = written.is_some_and(|written| has_later_fields_of(written, status));
     let mut stored = status.clone();
     if recorded.last_handled_reconcile_at.is_none() {
         stored.last_handled_reconcile_at = None;
@@ -169,6 +166,15 @@ fn is_without_dropped(
         stored.history.clear();
     }
     is_written && *recorded == stored
+}
+
+/// Returns whether the fields are the same that a CRD with an earlier schema drops.
+pub(super) fn has_later_fields_of(
+    status: &KryptonDeploymentStatus,
+    other: &KryptonDeploymentStatus,
+) -> bool {
+    status.last_handled_reconcile_at == other.last_handled_reconcile_at
+        && status.history == other.history
 }
 
 /// Returns the span of a read or write, with the cluster of the latest placement.

@@ -1,6 +1,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::edge_cluster::EdgeClusterStatus;
 use krypton_crds::krypton_deployment::KryptonDeploymentStatus;
+use krypton_crds::tenant::HistoryEntry;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::names;
 use kube::Config as KubeConfig;
@@ -166,6 +167,45 @@ async fn deployment_shows_only_charts_given_by_hub() {
         let status = &decisions[0].1.status;
         assert_eq!(status.last_applied_chart.as_deref(), shown, "{reported}");
     }
+}
+
+#[tokio::test]
+async fn written_status_is_forgotten_once_stored() {
+    let mut fixture = fixture();
+    let region = serde_json::json!({"name": "paris"});
+    let object = placed_object("acme", region, None);
+    let key = DeploymentKey::new("accounts", "acme");
+    let written = || KryptonDeploymentStatus {
+        history: vec![HistoryEntry::default()],
+        ..KryptonDeploymentStatus::default()
+    };
+    fixture.list_objects([object.clone()]);
+    for (stored, is_kept) in [
+        (Some(KryptonDeploymentStatus::default()), true),
+        (Some(written()), false),
+        (None, false),
+    ] {
+        let entry = fixture.store.entries.get_mut(&key).unwrap();
+        entry.written = Some(Box::new(written()));
+        let result = DeploymentWriteResult {
+            previous_version: None,
+            object: stored.map(|status| KryptonDeployment {
+                status: Some(status),
+                ..object.clone()
+            }),
+            is_crd_outdated: false,
+            events: Vec::new(),
+            outcome: None,
+        };
+        let controller = &fixture.controller;
+        fixture.store.write_ended(&key, Ok(result), controller);
+        assert_eq!(fixture.store.entries[&key].written.is_some(), is_kept);
+    }
+    // A relist may follow an upgrade of the CRD.
+    let entry = fixture.store.entries.get_mut(&key).unwrap();
+    entry.written = Some(Box::new(written()));
+    fixture.list_objects([object]);
+    assert!(fixture.store.entries[&key].written.is_none());
 }
 
 #[tokio::test]

@@ -60,6 +60,10 @@ impl DeploymentStore {
         match event {
             Ok(Event::Init) => {
                 self.listing.clear();
+                // The CRD may be a later one, which keeps all fields.
+                for entry in self.entries.values_mut() {
+                    entry.written = None;
+                }
                 false
             }
             Ok(Event::InitApply(guard)) => {
