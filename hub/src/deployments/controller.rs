@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::deployments::api::DeploymentWriteResult;
 use crate::deployments::events::RecordedEvents;
-use crate::deployments::plan::{ClusterView, DeploymentView, Site, decide};
+use crate::deployments::plan::{ClusterView, DeploymentView, HistorySources, Site, decide};
 use crate::deployments::target::{
     self, MemberIndex, SelectionInputs, TargetMember, TargetReference, target_reference,
 };
@@ -85,6 +85,8 @@ struct DeploymentEntry {
     recorded_events: RecordedEvents,
     /// The last written status, unless the home cluster has stored it. A CRD with an earlier schema drops some fields.
     written: Option<Box<KryptonDeploymentStatus>>,
+    /// The object and the reports that give the recorded history, so it need not be derived again.
+    settled_history: Option<(Arc<KryptonDeployment>, HistorySources)>,
 }
 
 #[derive(Debug)]
@@ -262,7 +264,7 @@ impl DeploymentStore {
         controller.secret_references.send_if_changed(references);
         let mut ordered: BTreeMap<String, Vec<DesiredDeployment>> = BTreeMap::new();
         let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
-        let mut decisions = Vec::new();
+        let (mut decisions, mut settled) = (Vec::new(), Vec::new());
         for (key, entry) in entries {
             let is_full = |cluster: &str| {
                 let count = ordered.get(cluster).map_or(0, Vec::len);
@@ -272,13 +274,28 @@ impl DeploymentStore {
             let mut view = self.view(key, entry, controller, inputs, is_full);
             let reported_events = view.reported_events();
             view.repair = entry.recorded_events.repair(&reported_events);
+            let sources = view.history_sources();
+            view.is_history_settled = entry
+                .settled_history
+                .as_ref()
+                .is_some_and(|known| Arc::ptr_eq(&known.0, &entry.object) && known.1 == sources);
             let decision = decide(&view);
+            let recorded = entry.object.status.as_ref().map(|it| &*it.history);
+            let is_recorded = recorded.unwrap_or_default() == decision.status.history;
+            if is_recorded && !view.is_history_settled {
+                settled.push((key.clone(), (Arc::clone(&entry.object), sources)));
+            }
             for (cluster, order) in &decision.orders {
                 let orders = ordered.entry(cluster.clone()).or_default();
                 *sizes.entry(cluster.clone()).or_insert(0) += order.size();
                 orders.push(order.clone());
             }
             decisions.push((key.clone(), decision, reported_events));
+        }
+        for (key, sources) in settled {
+            if let Some(entry) = self.entries.get_mut(&key) {
+                entry.settled_history = Some(sources);
+            }
         }
         // The orders are based on reads of this term.
         controller.deployments.read_in(term);
@@ -350,6 +367,7 @@ impl DeploymentStore {
             drift_check_seconds: u32::try_from(controller.check_interval.as_secs())
                 .unwrap_or(u32::MAX),
             repair: None,
+            is_history_settled: false,
             now: clock::wall(),
         }
     }

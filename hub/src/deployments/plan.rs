@@ -15,6 +15,8 @@ use krypton_types::desired::drift::{DriftMode, DriftPolicy};
 use krypton_types::names;
 use kube::ResourceExt as _;
 
+pub(super) use self::history::HistorySources;
+
 use self::status::Assessment;
 use crate::deployments::events::Repair;
 use crate::deployments::target::TargetMember;
@@ -53,6 +55,8 @@ pub(super) struct DeploymentView<'a> {
     pub(super) drift_check_seconds: u32,
     /// The last repair of the release since the object was ready.
     pub(super) repair: Option<Repair>,
+    /// Whether the recorded history is already derived from the same object and reports.
+    pub(super) is_history_settled: bool,
     pub(super) now: Timestamp,
 }
 

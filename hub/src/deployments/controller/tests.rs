@@ -3,6 +3,8 @@ use krypton_crds::edge_cluster::EdgeClusterStatus;
 use krypton_crds::krypton_deployment::KryptonDeploymentStatus;
 use krypton_crds::tenant::HistoryEntry;
 use krypton_runtime::newest::Newest as _;
+use krypton_types::conditions::{ClusterState, State, Truth, reason};
+use krypton_types::deployment::{DeploymentReport, ReportedRevision, ReportedRevisions};
 use krypton_types::names;
 use kube::Config as KubeConfig;
 use kube::runtime::watcher::{self, Event};
@@ -132,9 +134,6 @@ impl ControllerFixture {
 
 #[tokio::test]
 async fn deployment_shows_only_charts_given_by_hub() {
-    use krypton_types::conditions::{ClusterState, State, Truth, reason};
-    use krypton_types::deployment::DeploymentReport;
-
     let mut fixture = fixture();
     let region = serde_json::json!({"name": "paris", "kubeconfigSecretName": "edge-1"});
     fixture.list_objects([placed_object("acme", region, None)]);
@@ -206,6 +205,48 @@ async fn written_status_is_forgotten_once_stored() {
     entry.written = Some(Box::new(written()));
     fixture.list_objects([object]);
     assert!(fixture.store.entries[&key].written.is_none());
+}
+
+#[tokio::test]
+async fn unchanged_history_is_not_derived_again() {
+    let mut fixture = fixture();
+    let region = serde_json::json!({"name": "paris", "kubeconfigSecretName": "edge-1"});
+    fixture.list_objects([placed_object("acme", region, None)]);
+    fixture.list_members(&["edge-1"]);
+    let key = DeploymentKey::new("accounts", "acme");
+    let report = |revisions: u32| {
+        let revision = |revision| ReportedRevision {
+            revision,
+            ..ReportedRevision::default()
+        };
+        let revisions = ReportedRevisions::new("agent", (0..revisions).map(revision).collect());
+        DeploymentReport {
+            uid: "uid-of-acme".to_owned(),
+            observed_generation: 0,
+            gone: false,
+            applied_chart: String::new(),
+            state: ClusterState::from(State::new(Truth::True, reason::INSTALLED, "")),
+            handled_request: None,
+            events: Vec::new(),
+            revisions: Some(Arc::new(revisions)),
+        }
+    };
+    for (revisions, is_settled) in [(0, true), (1, false), (1, true), (2, false), (2, true)] {
+        let changes = [(key.clone(), Some(report(revisions)))].into();
+        fixture.controller.deployments.apply("edge-1", changes);
+        let states = SecretStates::default();
+        let decisions = fixture.store.decide(&fixture.controller, &states, None);
+        let history = decisions[0].1.status.history.clone();
+        assert_eq!(history.len(), revisions as usize);
+        let entry = fixture.store.entries.get_mut(&key).unwrap();
+        let settled = entry.settled_history.as_ref();
+        let is_same = settled.is_some_and(|(object, _)| Arc::ptr_eq(object, &entry.object));
+        assert_eq!(is_same, is_settled, "{revisions}");
+        // The home cluster stores the status.
+        let mut object = KryptonDeployment::clone(&entry.object);
+        object.status.get_or_insert_default().history = history;
+        entry.object = Arc::new(object);
+    }
 }
 
 #[tokio::test]

@@ -143,6 +143,7 @@ impl DeploymentStore {
             deletion: None,
             recorded_events: RecordedEvents::default(),
             written: None,
+            settled_history: None,
         };
         self.queue.reset(&key);
         self.entries.insert(key, entry);

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use krypton_crds::krypton_deployment::Placement;
 use krypton_crds::tenant::{HISTORY_MAX, HistoryEntry};
 use krypton_reconciler::plan::deployment_history;
 use krypton_types::deployment::ReportedRevisions;
@@ -12,12 +13,24 @@ use krypton_types::names;
 
 use super::{DeploymentView, Site};
 
+/// The reports from which a history is derived, by cluster. Otherwise, it depends only on the object.
+pub(in crate::deployments) type HistorySources = Vec<(Placement, Option<Arc<ReportedRevisions>>)>;
+
 impl DeploymentView<'_> {
+    pub(in crate::deployments) fn history_sources(&self) -> HistorySources {
+        let sites = self.sites.iter().chain(self.target.as_ref().ok());
+        let sources = sites.map(|site| (site.placement.clone(), self.revisions_on(site)));
+        sources.collect()
+    }
+
     /// Returns the history. New revisions come first, and the other entries keep their order: the hub cannot compare
     /// the times of different clusters, because their clocks differ.
     pub(super) fn history(&self) -> Vec<HistoryEntry> {
         let status = self.object.status.as_ref();
         let mut history = status.map_or_else(Vec::new, |status| status.history.clone());
+        if self.is_history_settled {
+            return history;
+        }
         let target = self.target.as_ref().ok();
         let target_uid = target.map(|target| &target.placement.cluster_uid);
         let is_target = |site: &&Site| Some(&site.placement.cluster_uid) == target_uid;

@@ -176,6 +176,7 @@ impl DeploymentFixture {
             deletion: self.deletion,
             drift_check_seconds: 60,
             repair: self.repair,
+            is_history_settled: false,
             now: Timestamp::UNIX_EPOCH,
         })
     }
@@ -537,6 +538,7 @@ fn renamed_cluster_is_same_place() {
         deletion: None,
         drift_check_seconds: 60,
         repair: None,
+        is_history_settled: false,
         now: Timestamp::UNIX_EPOCH,
     };
     let decision = decide(&view);
