@@ -28,7 +28,7 @@ pub const AGENT_MESSAGE_MAX: usize = 1 << 20;
 /// member.
 pub const HUB_MESSAGE_MAX: usize = 4 << 20;
 /// Reports per message. At 1 KiB per condition and for the labels, they stay below [`AGENT_MESSAGE_MAX`]. The report of
-/// a KryptonDeployment contains up to 6 KiB of revisions and counts as several.
+/// a KryptonDeployment contains up to 8 KiB of revisions and counts as several.
 pub const REPORTS_PER_MESSAGE: usize = 200;
 /// Bytes in one part of a chart.
 pub const CHUNK: usize = 64 * 1024;

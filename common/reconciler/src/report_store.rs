@@ -9,8 +9,8 @@ use std::sync::Arc;
 use krypton_crds::tenant::{ClusterStatus, HistoryEntry, TenantStatus};
 use krypton_types::conditions::{self, ClusterState, Phase};
 use krypton_types::deployment::{
-    DeploymentKey, DeploymentReport, DesiredDeployment, RECORDED_EVENTS, ReportedEvent,
-    ReportedRevisions,
+    DeploymentKey, DeploymentReport, DesiredDeployment, RECORDED_EVENTS, REPORT_WEIGHT,
+    ReportedEvent, ReportedRevisions,
 };
 use krypton_types::desired::Version;
 use krypton_types::labels::Labels;
@@ -24,9 +24,6 @@ use tokio::sync::Notify;
 
 use crate::owner::{OwnerKey, ReleaseOwner};
 
-/// Weight of a KryptonDeployment's report in a batch. It is larger than a Tenant's, because it contains revisions.
-const DEPLOYMENT_WEIGHT: usize = 4;
-
 /// Key of a report. A placed Tenant has two reports: its state and its placement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReportKey {
@@ -38,7 +35,7 @@ pub enum ReportKey {
 impl ReportKey {
     fn weight(&self) -> usize {
         match self {
-            Self::Deployment(_) => DEPLOYMENT_WEIGHT,
+            Self::Deployment(_) => REPORT_WEIGHT,
             Self::Tenant(_) | Self::Placed(_) => 1,
         }
     }

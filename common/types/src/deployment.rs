@@ -17,6 +17,9 @@ use crate::values;
 
 pub use revisions::{ReportedChart, ReportedRevision, ReportedRevisions};
 
+/// Weight of a KryptonDeployment's report in a message. It is larger than a Tenant's, because it contains revisions.
+pub const REPORT_WEIGHT: usize = 4;
+
 /// Namespace and name of a KryptonDeployment on the home cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DeploymentKey {

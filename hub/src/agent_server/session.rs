@@ -20,6 +20,7 @@ use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::newest::{Newest as _, NewestSeen as _};
 use krypton_runtime::watchdog::Watchdog;
 use krypton_types::conditions::{Truth, reason};
+use krypton_types::deployment::REPORT_WEIGHT;
 use krypton_types::error_chain::chain;
 use krypton_types::member::MemberReport;
 use krypton_types::root_digest::RootDigest;
@@ -474,8 +475,14 @@ fn cost(message: &AgentMessage) -> u64 {
     MESSAGE_COST + reports as u64
 }
 
+/// Returns the number of reports. A KryptonDeployment with revisions counts as several.
 fn report_count(report: &v1::Report) -> usize {
-    report.tenants.len() + report.deployments.len() + report.placed.len()
+    let weights = report.deployments.iter().map(|deployment| {
+        let state = deployment.state.as_ref();
+        let has_revisions = state.is_some_and(|state| state.revisions.is_some());
+        if has_revisions { REPORT_WEIGHT } else { 1 }
+    });
+    report.tenants.len() + report.placed.len() + weights.sum::<usize>()
 }
 
 fn kind(message: &AgentMessage) -> &'static str {
@@ -527,5 +534,41 @@ async fn send(outgoing: &Outgoing, kind: FromHub) -> Result<(), Status> {
         Err(_) => Err(Status::deadline_exceeded(
             "the agent did not read the message in time",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deployment_with_revisions_counts_as_several() {
+        let message = |deployments: usize, revisions: Option<v1::Revisions>| {
+            let state = v1::DeploymentState {
+                revisions,
+                ..v1::DeploymentState::default()
+            };
+            let deployment = v1::Deployment {
+                state: Some(state),
+                ..v1::Deployment::default()
+            };
+            v1::Report {
+                deployments: vec![deployment; deployments],
+                ..v1::Report::default()
+            }
+        };
+        let cost = |report: &v1::Report| {
+            let kind = Some(FromAgent::Report(report.clone()));
+            cost(&AgentMessage { kind }) - MESSAGE_COST
+        };
+        // An agent of an earlier version reports no revisions.
+        let earlier = message(REPORTS_PER_MESSAGE, None);
+        assert_eq!(report_count(&earlier), REPORTS_PER_MESSAGE);
+        let most = REPORTS_PER_MESSAGE / REPORT_WEIGHT;
+        let largest = message(most, Some(v1::Revisions::default()));
+        assert_eq!(report_count(&largest), REPORTS_PER_MESSAGE);
+        assert_eq!(cost(&largest), REPORTS_PER_MESSAGE as u64);
+        let oversized = message(most + 1, Some(v1::Revisions::default()));
+        assert!(report_count(&oversized) > REPORTS_PER_MESSAGE);
     }
 }

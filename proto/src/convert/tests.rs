@@ -1,4 +1,4 @@
-use krypton_types::deployment::DesiredDeployment;
+use krypton_types::deployment::{DesiredDeployment, REPORT_WEIGHT};
 use krypton_types::desired::crd_policy::CrdPolicy;
 use krypton_types::desired::drift::{DriftMode, DriftPolicy};
 use krypton_types::desired::handling::{Handling, Remediation, WaitPolicy};
@@ -7,9 +7,11 @@ use krypton_types::desired::namespaces::NamespaceConfiguration;
 use krypton_types::desired::{ChartState, Confidential};
 use krypton_types::placed_tenant::{PlacedSpec, PlacedTenant};
 use proptest::prelude::*;
+use prost::Message as _;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::{AGENT_MESSAGE_MAX, REPORTS_PER_MESSAGE};
 
 fn desired() -> DesiredState {
     DesiredState {
@@ -298,6 +300,61 @@ fn revision() -> impl Strategy<Value = ReportedRevision> {
             }
         },
     )
+}
+
+#[test]
+fn largest_report_of_deployments_fits_message() {
+    let long = || "x".repeat(4096);
+    let state = || State::new(Truth::False, long(), long());
+    let revision = |revision| ReportedRevision {
+        revision,
+        created: Some(i64::MAX),
+        status: long(),
+        fingerprint: Some(long()),
+        owner_uid: Some(long()),
+        run: Some(long()),
+        rolled_back_by: Some(u32::MAX),
+        chart: Some(ReportedChart {
+            name: long(),
+            version: long(),
+            is_read: true,
+        }),
+    };
+    let newest = (u32::MAX - 19..=u32::MAX).map(revision);
+    let event = || ReportedEvent {
+        at: u64::MAX,
+        reason: long(),
+        message: long(),
+    };
+    let report = DeploymentReport {
+        uid: "u".repeat(LABEL_MAX),
+        observed_generation: i64::MAX,
+        gone: true,
+        applied_chart: long(),
+        state: ClusterState {
+            ready: state(),
+            progress: Some(state()),
+            error: Some(state()),
+        },
+        handled_request: Some(long()),
+        events: (0..9).map(|_| event()).collect(),
+        revisions: Some(Arc::new(ReportedRevisions::new(
+            AGENT_MANAGER,
+            newest.collect(),
+        ))),
+    };
+    let key = DeploymentKey {
+        namespace: "n".repeat(LABEL_MAX),
+        name: "d".repeat(SUBDOMAIN_MAX),
+    };
+    let deployment = v1::Deployment::new(&key, Some(&report.trimmed()));
+    let report = v1::Report {
+        deployments: vec![deployment; REPORTS_PER_MESSAGE / REPORT_WEIGHT],
+        ..v1::Report::default()
+    };
+    let kind = Some(v1::agent_message::Kind::Report(report));
+    let size = v1::AgentMessage { kind }.encoded_len();
+    assert!(size < AGENT_MESSAGE_MAX, "{size}");
 }
 
 proptest! {
