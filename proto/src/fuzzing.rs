@@ -198,8 +198,15 @@ mod tests {
                             number: 1,
                             created: Some(1_800_000_000),
                             status: "deployed".to_owned(),
+                            fingerprint: Some("0a1b2c3d4e5f6071".to_owned()),
+                            owner_uid: Some("uid-1".to_owned()),
                             run: Some("install-1-1".to_owned()),
-                            ..v1::Revision::default()
+                            rolled_back_by: Some(2),
+                            chart: Some(v1::RevisionChart {
+                                name: "small".to_owned(),
+                                version: "1.0.0".to_owned(),
+                                is_read: true,
+                            }),
                         }],
                     }),
                 }),

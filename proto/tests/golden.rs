@@ -20,8 +20,8 @@ use krypton_proto::WireError;
 use krypton_proto::v1::{
     AgentMessage, Applied, Condition, Deployment, DeploymentState, Desired, Drain, Heartbeat,
     Hello, HubMessage, MemberReport, Next, Placed, PlacedState, Report, ReportedEvent, Resync,
-    Roots, Tenant, TenantState, TrustedRoots, Truth, Version, Welcome,
-    agent_message::Kind as AgentKind, hub_message::Kind as HubKind,
+    Revision, RevisionChart, Revisions, Roots, Tenant, TenantState, TrustedRoots, Truth, Version,
+    Welcome, agent_message::Kind as AgentKind, hub_message::Kind as HubKind,
 };
 use krypton_types::conditions::Truth as DomainTruth;
 use krypton_types::deployment::DesiredDeployment;
@@ -152,7 +152,22 @@ fn deployment() -> Deployment {
                 reason: "DriftHealed".to_owned(),
                 message: "corrected 1 object".to_owned(),
             }],
-            ..DeploymentState::default()
+            revisions: Some(Revisions {
+                newest: vec![Revision {
+                    number: 3,
+                    created: Some(1_800_000_000),
+                    status: "superseded".to_owned(),
+                    fingerprint: Some("0a1b2c3d4e5f6071".to_owned()),
+                    owner_uid: Some("uid-of-acme".to_owned()),
+                    run: Some("upgrade-7-2".to_owned()),
+                    rolled_back_by: Some(4),
+                    chart: Some(RevisionChart {
+                        name: "small".to_owned(),
+                        version: "1.0.0".to_owned(),
+                        is_read: true,
+                    }),
+                }],
+            }),
         }),
     }
 }
