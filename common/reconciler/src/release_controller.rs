@@ -103,9 +103,10 @@ impl Reconciler {
             return false;
         };
         self.report_store.update_labels(key, &owner);
-        let Some((job, request)) = self.plan_owner(key, owner, now) else {
+        let Some((mut job, request)) = self.plan_owner(key, owner, now) else {
             return false;
         };
+        let revisions = job.plan.revisions.take();
         let (owner, plan) = (&job.owner, &job.plan);
         // Report a new owner before its first job ends. Without a report, it would seem to be missing on this member.
         if plan.is_reported && !self.report_store.contains(key) {
@@ -120,8 +121,8 @@ impl Reconciler {
         if self.member.status_mode == StatusMode::Report {
             self.report_store.update_history(key, owner, &plan.history);
         }
-        if let (Some(order), Some(revisions)) = (owner.deployment(), &plan.revisions) {
-            let revisions = ReportedRevisions::new(self.member.program, revisions.clone());
+        if let (Some(order), Some(revisions)) = (owner.deployment(), revisions) {
+            let revisions = ReportedRevisions::new(self.member.program, revisions);
             self.report_store.update_revisions(order, revisions);
         }
         let revision = job.newest.as_ref().map(|newest| newest.revision);
