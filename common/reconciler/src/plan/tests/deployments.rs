@@ -335,18 +335,33 @@ fn fleet_policy_controls_drift_checks() {
 }
 
 #[test]
-fn reported_revisions_precede_run_and_omit_other_owner() {
-    let mut w = world().deployed();
+fn only_deployment_reports_its_revisions() {
+    let w = world().deployed();
     assert_eq!(w.plan().revisions, None, "a Tenant has a history");
     let revisions = w.plan_order(&order()).revisions.unwrap();
     let chart = revisions[0].chart.as_ref().unwrap();
     assert_eq!((revisions.len(), chart.name.as_str()), (1, "cert-manager"));
+}
+
+#[test]
+fn revisions_are_reported_with_announced_upgrade() {
+    let mut w = world().deployed();
+    let revisions = w.plan_order(&order()).revisions;
     w.desired.chart.version = "1.20.0".to_owned();
     let announced = w.plan_order(&order());
     assert_eq!(announced.action, Action::Helm(Run::Upgrade));
-    assert_eq!(announced.revisions, Some(revisions));
+    assert_eq!(announced.revisions, revisions);
+}
+
+#[test]
+fn other_owner_hides_revisions() {
+    let mut w = world().deployed();
     w.revisions[0].owner_uid = Some("uid-0".to_owned());
     w.revisions[0].owner_namespace = Some("other".to_owned());
     assert_eq!(w.plan_order(&order()).revisions, None);
+}
+
+#[test]
+fn missing_release_is_reported_without_revisions() {
     assert_eq!(world().plan_order(&order()).revisions, Some(Vec::new()));
 }
