@@ -163,8 +163,8 @@ pub struct KryptonDeploymentStatus {
     /// installation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placements: Option<Vec<Placement>>,
-    /// Last revisions of the release, newest first. After a move to another cluster, the revisions on the new cluster
-    /// come first.
+    /// Last revisions of the release, newest first. New revisions come first, on every cluster, and the other entries
+    /// keep their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = HISTORY_MAX), extend("x-kubernetes-list-type" = "atomic"))]
     pub history: Vec<HistoryEntry>,

@@ -242,9 +242,10 @@ pub struct HistoryEntry {
     pub cause: RevisionCause,
     /// Program or user that caused the revision, as the name of its field manager, up to 128 bytes. For a change of
     /// `spec` or of the annotation `mesh.openkcm.io/reconcile-requested-at`, the manager that changed it last, from
-    /// `metadata.managedFields`. For a placed Tenant, this is the program that places it. `krypton-hub`: the chart or
-    /// the values of the fleet or of the member changed. For `Repair`, `Rollback` and automatic retries, the program
-    /// that runs Helm for this cluster: `krypton-agent` or `krypton-hub`. Not set if Krypton does not know it.
+    /// `metadata.managedFields`. On a placed Tenant's own cluster, this is the program that places it. `krypton-hub`:
+    /// the chart or values that the hub sends to this cluster changed. For `Repair`, `Rollback` and automatic retries,
+    /// the program that runs Helm for this cluster: `krypton-agent` or `krypton-hub`. Not set if Krypton does not know
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub by: Option<String>,
