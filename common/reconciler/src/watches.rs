@@ -90,9 +90,12 @@ fn paged() -> Config {
 /// Returns the watch on Tenants. A Tenant that does not decode must not stop the others.
 pub(super) fn tenants(client: &Client) -> Watch {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    stream("Tenants", watch::Watch::objects(api, paged()), |event| {
-        WatchEvent::Tenant(Box::new(event))
-    })
+    stream(
+        "Tenants",
+        // A restarted process knows no earlier list to compare with.
+        watch::Watch::objects(api, paged()).expecting_objects(),
+        |event| WatchEvent::Tenant(Box::new(event)),
+    )
 }
 
 fn stream<K: Send + 'static>(
