@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -86,7 +86,7 @@ pub struct ChartCache {
     dir: PathBuf,
     /// Credentials without a login, for public charts. Created at the first use, because the certificates of the
     /// system's authorities take memory.
-    anonymous: LazyLock<CurrentCredentials>,
+    anonymous: OnceLock<Arc<Credentials>>,
     credentials: Option<watch::Receiver<CurrentCredentials>>,
     plain_http: bool,
     indexes: IndexStore,
@@ -154,7 +154,7 @@ impl ChartCache {
         Ok(Self {
             indexes: IndexStore::new(&dir),
             dir,
-            anonymous: LazyLock::new(Credentials::none),
+            anonymous: OnceLock::new(),
             credentials: None,
             plain_http: false,
             entries: Mutex::default(),

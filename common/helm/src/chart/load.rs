@@ -15,8 +15,8 @@ use super::files::write_file;
 use super::origin::{ListedChart, Origin};
 use super::version::{self, RequestedVersion, VersionSelector};
 use super::{
-    ChartCache, ChartError, ChartProblem, ChartRef, ChartSource, FetchedChart, archive, index, oci,
-    provenance,
+    ChartCache, ChartError, ChartProblem, ChartRef, ChartSource, Credentials, FetchedChart,
+    archive, index, oci, provenance,
 };
 
 /// Deadline of a whole fetch, index and chart together.
@@ -175,9 +175,12 @@ impl ChartCache {
 
     /// Returns a client with the current credentials.
     fn client(&self) -> Result<RepositoryClient, ChartProblem> {
-        let credentials = match &self.credentials {
-            None => (*self.anonymous).clone(),
-            Some(current) => current.get(),
+        let credentials = match (&self.credentials, self.anonymous.get()) {
+            (Some(current), _) => current.get(),
+            (None, Some(anonymous)) => Ok(Arc::clone(anonymous)),
+            // A failure is not kept: the next fetch tries again.
+            (None, None) => Credentials::none()
+                .map(|anonymous| Arc::clone(self.anonymous.get_or_init(|| anonymous))),
         };
         Ok(RepositoryClient {
             credentials: credentials.map_err(ChartProblem::Credentials)?,
