@@ -69,9 +69,7 @@ impl Accept for TcpListener {
             let (stream, peer) = Self::accept(self).await?;
             // An error on a closed connection shows up at the next read.
             drop(stream.set_nodelay(true));
-            // A listener for both families returns IPv4 addresses in the form ::ffff:10.0.0.1.
-            let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-            Ok((Box::new(stream) as Stream, peer))
+            Ok((Box::new(stream) as Stream, canonical(peer)))
         })
     }
 
@@ -80,11 +78,33 @@ impl Accept for TcpListener {
     }
 }
 
+/// Returns an IPv4 address in its own form. A listener for both families returns it as `::ffff:10.0.0.1`.
+fn canonical(peer: SocketAddr) -> SocketAddr {
+    let mapped = match peer {
+        SocketAddr::V6(peer) => peer.ip().to_ipv4_mapped(),
+        SocketAddr::V4(_) => None,
+    };
+    mapped.map_or(peer, |ip| (ip, peer.port()).into())
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    #[test]
+    fn only_mapped_addresses_become_ipv4() {
+        for (peer, expected) in [
+            ("[::ffff:10.244.0.1]:59621", "10.244.0.1:59621"),
+            ("10.244.0.1:59621", "10.244.0.1:59621"),
+            ("[fe80::1%2]:443", "[fe80::1%2]:443"),
+            ("[::1]:443", "[::1]:443"),
+        ] {
+            let peer: SocketAddr = peer.parse().unwrap();
+            assert_eq!(canonical(peer).to_string(), expected);
+        }
+    }
 
     #[tokio::test]
     async fn dialed_stream_carries_bytes_to_accepted_one() {
