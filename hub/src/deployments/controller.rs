@@ -128,9 +128,9 @@ pub(crate) async fn run(
     stop: CancellationToken,
 ) {
     let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(controller.client.clone());
-    let mut objects = Watch::objects(objects, Config::default());
+    let mut objects = Watch::objects(objects, Config::default()).expecting_objects();
     let members: Api<EdgeCluster> = Api::all(controller.client.clone());
-    let mut members = Watch::objects(members, Config::default());
+    let mut members = Watch::objects(members, Config::default()).expecting_objects();
     let mut report_changes = controller.deployments.changes();
     let mut secret_states = controller.secret_states.clone();
     let (mut store, mut recorded_term) = (DeploymentStore::default(), None);
@@ -408,6 +408,7 @@ impl DeploymentStore {
         if let Some(object) = &result.object {
             record_events(object, result.events, recorder);
         }
+        let is_written = result.outcome == Some(WriteOutcome::Ok);
         let outcome = match (&result.object, result.outcome) {
             (Some(_), _) => WriteOutcome::Ok.for_queue(BootTime::now()),
             (None, Some(WriteOutcome::Failed)) => Outcome::Failed,
@@ -420,11 +421,18 @@ impl DeploymentStore {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
-        let stored = result.object.as_ref().map(|object| object.status.as_ref());
-        let is_dropped = |written: &mut Box<KryptonDeploymentStatus>| {
-            stored.is_some_and(|stored| !stored.is_some_and(|it| has_later_fields_of(it, written)))
-        };
-        entry.written = entry.written.take_if(is_dropped);
+        let stored = result.object.as_ref().filter(|_| is_written);
+        let is_dropped = entry
+            .written
+            .as_ref()
+            .zip(stored)
+            .is_some_and(|(written, stored)| {
+                let status = stored.status.as_ref();
+                !status.is_some_and(|status| has_later_fields_of(status, written))
+            });
+        if !is_dropped {
+            entry.written = None;
+        }
         if let Some(mut object) = result.object
             && entry.object.metadata.resource_version == result.previous_version
         {

@@ -179,10 +179,13 @@ async fn written_status_is_forgotten_once_stored() {
         ..KryptonDeploymentStatus::default()
     };
     fixture.list_objects([object.clone()]);
-    for (stored, is_kept) in [
-        (Some(KryptonDeploymentStatus::default()), true),
-        (Some(written()), false),
-        (None, false),
+    let dropped = KryptonDeploymentStatus::default;
+    for (stored, outcome, is_kept) in [
+        (Some(dropped()), Some(WriteOutcome::Ok), true),
+        // Another write came first.
+        (Some(dropped()), None, false),
+        (Some(written()), Some(WriteOutcome::Ok), false),
+        (None, Some(WriteOutcome::Failed), false),
     ] {
         let entry = fixture.store.entries.get_mut(&key).unwrap();
         entry.written = Some(Box::new(written()));
@@ -194,7 +197,7 @@ async fn written_status_is_forgotten_once_stored() {
             }),
             is_crd_outdated: false,
             events: Vec::new(),
-            outcome: None,
+            outcome,
         };
         let controller = &fixture.controller;
         fixture.store.write_ended(&key, Ok(result), controller);

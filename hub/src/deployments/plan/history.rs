@@ -1,7 +1,7 @@
 //! `status.history` of a KryptonDeployment, from the recorded history and the members' reports.
 //!
-//! Without a report, the recorded entries stay. A decision on the new history gives the same history, because each
-//! status write would otherwise cause another one.
+//! Without a report, the recorded entries stay. With the same reports, the history stops to change after a few
+//! decisions, because each status write would otherwise cause another one.
 
 use std::sync::Arc;
 
@@ -34,8 +34,11 @@ impl DeploymentView<'_> {
         let target = self.target.as_ref().ok();
         let target_uid = target.map(|target| &target.placement.cluster_uid);
         let is_target = |site: &&Site| Some(&site.placement.cluster_uid) == target_uid;
-        // The member may have another name now.
-        let former = self.sites.iter().find(is_target);
+        let others = || self.sites.iter().filter(|site| !is_target(site));
+        // The member may have another name now. Another member may have its earlier name.
+        let former = self.sites.iter().find(is_target).filter(|former| {
+            others().all(|other| other.placement.cluster != former.placement.cluster)
+        });
         if let Some((former, target)) = former.zip(target) {
             let (former, cluster) = (&former.placement.cluster, &target.placement.cluster);
             let is_former = |entry: &&mut HistoryEntry| entry.cluster.as_ref() == Some(former);
@@ -43,31 +46,31 @@ impl DeploymentView<'_> {
                 entry.cluster = Some(cluster.clone());
             }
         }
-        let others = self.sites.iter().filter(|site| !is_target(site));
-        for site in others {
-            self.add_revisions(site, false, &mut history);
+        let newest_on = history.first().and_then(|newest| newest.cluster.clone());
+        for site in others() {
+            self.add_revisions(site, None, &mut history);
         }
         // Last, because later additions come first.
         if let Some(target) = target {
-            self.add_revisions(target, true, &mut history);
+            let has_moved = newest_on.is_some_and(|newest| newest != target.placement.cluster);
+            self.add_revisions(target, Some(has_moved), &mut history);
         }
         history.truncate(HISTORY_MAX);
         history
     }
 
     /// Updates the entries of one cluster. Reported revisions older than these entries come last, because the history
-    /// was perhaps too short for them.
-    fn add_revisions(&self, site: &Site, is_target: bool, history: &mut Vec<HistoryEntry>) {
+    /// was perhaps too short for them. For the target, `has_moved` is whether the newest entry is on another cluster.
+    fn add_revisions(&self, site: &Site, has_moved: Option<bool>, history: &mut Vec<HistoryEntry>) {
         let Some(revisions) = self.revisions_on(site) else {
             return;
         };
         let cluster = &site.placement.cluster;
         let is_here = |entry: &HistoryEntry| entry.cluster.as_ref() == Some(cluster);
-        let has_moved = history.first().is_some_and(|newest| !is_here(newest));
         let here = history.iter().filter(|entry| is_here(entry));
         let here: Vec<HistoryEntry> = here.cloned().collect();
         let metadata = &self.object.metadata;
-        let mut entries = deployment_history(&here, &revisions, metadata, has_moved);
+        let mut entries = deployment_history(&here, &revisions, metadata, has_moved == Some(true));
         for entry in &mut entries {
             entry.cluster = Some(cluster.clone());
         }
@@ -76,7 +79,7 @@ impl DeploymentView<'_> {
         };
         let new_count = match here.first() {
             Some(newest) => entries.iter().position(|entry| is_same(entry, newest)),
-            None => (!is_target).then_some(0),
+            None => has_moved.is_none().then_some(0),
         };
         let mut known = entries
             .split_off(new_count.unwrap_or(entries.len()))
@@ -96,6 +99,10 @@ impl DeploymentView<'_> {
     fn revisions_on(&self, site: &Site) -> Option<Arc<ReportedRevisions>> {
         let stored = self.report_on(site).filter(|stored| stored.is_current)?;
         if stored.report.gone {
+            // The member may have kept the release.
+            if self.is_orphaned() {
+                return None;
+            }
             let none = ReportedRevisions::new(names::AGENT_MANAGER, Vec::new());
             return Some(Arc::new(none));
         }

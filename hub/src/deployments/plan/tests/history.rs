@@ -147,6 +147,18 @@ fn move_keeps_history_of_earlier_cluster() {
 }
 
 #[test]
+fn orphaned_release_keeps_its_outcome() {
+    let mut fixture = reported(with_revisions([1])).written();
+    let orphan = (names::ORPHAN_ANNOTATION.to_owned(), "true".to_owned());
+    let annotations = &mut fixture.object.metadata.annotations;
+    annotations.get_or_insert_default().extend([orphan]);
+    let fixture = fixture
+        .with_report("edge-1", uninstalled_report())
+        .written();
+    assert_eq!(shown(&fixture.history()), [("edge-1", 1, DEPLOYED)]);
+}
+
+#[test]
 fn renamed_member_keeps_its_history() {
     let mut fixture = reported(with_revisions([1])).written();
     fixture.members.clear();
@@ -185,7 +197,7 @@ fn unknown_target_keeps_order_of_clusters() {
 }
 
 #[test]
-fn revisions_missing_from_full_history_return_last() {
+fn full_history_of_target_stays() {
     let mut fixture = moving(1..=10, 1..=10);
     let history = fixture.history();
     assert!(
