@@ -22,7 +22,7 @@ pub const VALUES_RESOLVED: &str = "ValuesResolved";
 /// Condition of an EdgeCluster and of objects that name it: whether the cluster is available.
 pub const TARGET_RESOLVED: &str = "TargetClusterResolved";
 
-/// Part of the message of a Tenant whose workloads are not ready yet. The workloads follow.
+/// Part of the message of a release whose workloads are not ready yet. The workloads follow.
 pub const WAITING: &str = "applied, waiting: ";
 
 /// Condition of a Tenant on the home cluster that names another member: whether it is placed there.
