@@ -415,7 +415,7 @@ mod tests {
     async fn relists_confirm_empty_list_after_full_one() {
         let repeats = EMPTY_LISTS_MAX as usize;
         assert_eq!(count_lists_until_quiet(1, false).await, 1 + 1 + repeats);
-        // Without objects before, an empty list is accepted immediately, as for most members at startup.
+        // Without objects before, an empty list is accepted immediately, as for the workloads of a new member.
         assert_eq!(count_lists_until_quiet(99, false).await, 1);
         assert_eq!(count_lists_until_quiet(99, true).await, 1 + repeats);
     }
