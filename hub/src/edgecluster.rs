@@ -92,7 +92,7 @@ pub(crate) struct FleetInputs {
 /// Follows sources and EdgeClusters until `stop`, then stops all proxies and waits for them.
 pub(crate) async fn run(fleet: FleetInputs, stop: CancellationToken) {
     let api: Api<EdgeCluster> = Api::all(fleet.client.clone());
-    let mut events = Watch::objects(api, Config::default()).expecting_objects();
+    let mut events = Watch::objects(api, Config::default());
     let mut heartbeat = tokio::time::interval(HEARTBEAT);
     let mut controller = FleetController::new(fleet);
     loop {

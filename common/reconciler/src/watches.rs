@@ -49,10 +49,9 @@ pub(super) fn all_except_tenants(client: &Client) -> SelectAll<Watch> {
         watch::Watch::objects(api, paged().labels("app.kubernetes.io/managed-by=Helm"))
     };
     futures::stream::select_all([
-        // This process creates the CRD. If the first list lacks an existing CRD, no event corrects that.
         stream(
             "CRD",
-            watch::Watch::objects(crds, crd_config).expecting_objects(),
+            watch::Watch::objects(crds, crd_config),
             WatchEvent::Crd,
         ),
         stream(
@@ -90,12 +89,9 @@ fn paged() -> Config {
 /// Returns the watch on Tenants. A Tenant that does not decode must not stop the others.
 pub(super) fn tenants(client: &Client) -> Watch {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    stream(
-        "Tenants",
-        // A restarted process knows no earlier list to compare with.
-        watch::Watch::objects(api, paged()).expecting_objects(),
-        |event| WatchEvent::Tenant(Box::new(event)),
-    )
+    stream("Tenants", watch::Watch::objects(api, paged()), |event| {
+        WatchEvent::Tenant(Box::new(event))
+    })
 }
 
 fn stream<K: Send + 'static>(

@@ -48,9 +48,9 @@ type Events<K, E> = BoxStream<'static, Result<Event<K>, E>>;
 /// If the process may list but not watch, or no watch gets through, this type lists at least every eight
 /// seconds. A watch counts as a success after its first event, or after it was open for that long.
 ///
-/// After an empty list that follows a non-empty one, this type lists again later. The server may not have
-/// known all objects yet, and a watch never reports unchanged ones. With [`Watch::expecting_objects`], this also
-/// applies to the first list.
+/// After an empty list, this type lists again later, also if it is the first list. The server may not have known
+/// all objects yet, and a watch never reports unchanged ones. The empty list counts as complete until then. A
+/// kind without objects costs seven more lists in ten minutes after each start or failure.
 pub struct Watch<K, E = watcher::Error> {
     open: Box<dyn Fn() -> Events<K, E> + Send>,
     /// `None` until the next watch opens.
@@ -108,14 +108,6 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
         }
     }
 
-    /// Also repeats an empty list at the start, for objects that should exist.
-    #[must_use]
-    pub fn expecting_objects(mut self) -> Self {
-        self.empty_lists.expects_objects = true;
-        self.empty_lists.reset();
-        self
-    }
-
     /// Drops the current watch and lists again. A list that hangs is requested again.
     pub fn restart(&mut self) {
         self.restart_within(SILENCE);
@@ -124,7 +116,7 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
     fn restart_within(&mut self, silence: Duration) {
         (self.events, self.opens_at, self.complete_since) = (None, None, None);
         (self.failures, self.lists_without_watch) = (0, 0);
-        self.empty_lists.reset();
+        self.empty_lists = EmptyLists::default();
         self.list_deadline = Some((Instant::now() + silence, silence));
     }
 
@@ -239,40 +231,26 @@ async fn sleep_until_if_set(time: Option<Instant>) {
 /// Decides whether an empty list needs another check.
 #[derive(Debug, Default)]
 struct EmptyLists {
-    expects_objects: bool,
-    /// Whether an earlier list had objects, or should have had some.
-    had_objects: bool,
     has_objects: bool,
-    /// Number of empty lists since then.
+    /// Number of empty lists since the last one with objects, or since one was accepted.
     empty_in_a_row: u32,
     relist_at: Option<Instant>,
 }
 
 impl EmptyLists {
-    fn reset(&mut self) {
-        *self = Self {
-            expects_objects: self.expects_objects,
-            had_objects: self.expects_objects,
-            ..Self::default()
-        };
-    }
-
     fn record<K>(&mut self, event: &Event<K>) {
         match event {
             Event::Init => (self.has_objects, self.relist_at) = (false, None),
             Event::InitApply(_) => self.has_objects = true,
-            Event::InitDone if self.has_objects => {
-                (self.had_objects, self.empty_in_a_row) = (true, 0)
+            Event::InitDone if self.has_objects || self.empty_in_a_row == EMPTY_LISTS_MAX => {
+                self.empty_in_a_row = 0;
             }
-            Event::InitDone if self.had_objects && self.empty_in_a_row < EMPTY_LISTS_MAX => {
+            Event::InitDone => {
                 let pause = EMPTY_LIST_PAUSE * (1 << self.empty_in_a_row);
                 self.empty_in_a_row += 1;
                 self.relist_at = Some(Instant::now() + pause);
             }
-            Event::InitDone => self.reset(),
-            // An event shows that the server knows objects.
-            Event::Apply(_) => self.had_objects = true,
-            Event::Delete(_) => {}
+            Event::Apply(_) | Event::Delete(_) => {}
         }
     }
 }
@@ -384,7 +362,7 @@ mod tests {
 
     /// Counts the lists until they stop. The list at `full_list` has an object and then fails; all others are
     /// empty. Each is slow, and none is interrupted.
-    async fn count_lists_until_quiet(full_list: usize, expects_objects: bool) -> usize {
+    async fn count_lists_until_quiet(full_list: usize) -> usize {
         let opened = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&opened);
         let mut events = Watch::new(move || {
@@ -399,9 +377,6 @@ mod tests {
             slow.chain(stream::iter(events.chain(failed)))
                 .chain(stream::pending())
         });
-        if expects_objects {
-            events = events.expecting_objects();
-        }
         let mut lists = 0;
         let quiet = Duration::from_secs(3600);
         while let Ok(event) = tokio::time::timeout(quiet, events.next()).await {
@@ -412,12 +387,37 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn relists_confirm_empty_list_after_full_one() {
+    async fn empty_list_is_repeated_until_accepted() {
         let repeats = EMPTY_LISTS_MAX as usize;
-        assert_eq!(count_lists_until_quiet(1, false).await, 1 + 1 + repeats);
-        // Without objects before, an empty list is accepted immediately, as for the workloads of a new member.
-        assert_eq!(count_lists_until_quiet(99, false).await, 1);
-        assert_eq!(count_lists_until_quiet(99, true).await, 1 + repeats);
+        assert_eq!(count_lists_until_quiet(99).await, 1 + repeats);
+        // An object starts the count again.
+        for full_list in [1, 3] {
+            let lists = count_lists_until_quiet(full_list).await;
+            assert_eq!(lists, full_list + 1 + repeats);
+        }
+    }
+
+    /// Callers wait for the first complete list, so a kind without objects must not delay them.
+    #[tokio::test(start_paused = true)]
+    async fn empty_first_list_completes_before_its_repetition() {
+        let opened = AtomicUsize::new(0);
+        let mut watch = Watch::new(move || {
+            let is_first = opened.fetch_add(1, Ordering::Relaxed) == 0;
+            let object = (!is_first).then_some(Ok(Event::InitApply(1)));
+            let list: Vec<watcher::Result<Event<u8>>> = [Ok(Event::Init)]
+                .into_iter()
+                .chain(object)
+                .chain([Ok(Event::InitDone)])
+                .collect();
+            stream::iter(list).chain(stream::pending())
+        });
+        let started = Instant::now();
+        while !matches!(watch.next().await, Ok(Event::InitDone)) {}
+        assert_eq!(started.elapsed(), Duration::ZERO);
+        assert!(watch.try_next().is_none());
+        let repetition = async { while !matches!(watch.next().await, Ok(Event::InitApply(1))) {} };
+        let repeated = tokio::time::timeout(EMPTY_LIST_PAUSE * 2, repetition).await;
+        assert!(repeated.is_ok(), "the object stays hidden");
     }
 
     /// The first `hanging` watches never complete their list. Each later one lists nothing and stays open.

@@ -128,9 +128,9 @@ pub(crate) async fn run(
     stop: CancellationToken,
 ) {
     let objects: Api<DeserializeGuard<KryptonDeployment>> = Api::all(controller.client.clone());
-    let mut objects = Watch::objects(objects, Config::default()).expecting_objects();
+    let mut objects = Watch::objects(objects, Config::default());
     let members: Api<EdgeCluster> = Api::all(controller.client.clone());
-    let mut members = Watch::objects(members, Config::default()).expecting_objects();
+    let mut members = Watch::objects(members, Config::default());
     let mut report_changes = controller.deployments.changes();
     let mut secret_states = controller.secret_states.clone();
     let (mut store, mut recorded_term) = (DeploymentStore::default(), None);

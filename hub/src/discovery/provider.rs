@@ -127,8 +127,7 @@ impl<V> WatchedObjects<Secret, V> {
 }
 
 impl<V> WatchedObjects<DynamicObject, V> {
-    /// Watches objects of a namespace, or of all. It looks up their version at the start and after each
-    /// failure.
+    /// Watches objects of a namespace, or of all. It looks up their version before each list.
     pub(super) fn objects(
         client: &Client,
         namespace: Option<&str>,

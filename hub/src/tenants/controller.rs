@@ -174,7 +174,7 @@ pub async fn run(
     stop: CancellationToken,
 ) {
     let api: Api<DeserializeGuard<Tenant>> = Api::all(client.clone());
-    let mut watch = Watch::objects(api, Config::default()).expecting_objects();
+    let mut watch = Watch::objects(api, Config::default());
     let mut store = TenantStore {
         planner: PlacementPlanner::new(placements),
         ..TenantStore::default()

@@ -17,7 +17,8 @@ use crate::{
 
 const HEADERS: [&str; 3] = ["figure", "agent", "target"];
 const NOTES: &str = "Helm runs are counted as the revisions that they create. Requests are the agent's own. At rest, it\n\
-renews its Lease every 15 s, and restarts a watch that the API server ends. The pass ends 5 s after all statuses\n\
+renews its Lease every 15 s, and restarts a watch that the API server ends. In the first ten minutes, it repeats the\n\
+lists of kinds without objects, at most seven times each. The pass ends 5 s after all statuses\n\
 are reported. It contains lists in pages of 50, watches, the Lease, its identity and the stored desired state.\n";
 
 #[derive(Debug, clap::Args)]
