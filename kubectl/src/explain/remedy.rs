@@ -1,6 +1,6 @@
 //! Maps the reason of a condition to an action that the user can take.
 
-use krypton_types::conditions::reason;
+use krypton_types::conditions::{WAITING, reason};
 
 /// For a Tenant's conditions on one member. `None` if no action is needed or the message contains it.
 pub(super) fn for_tenant(reason: &str) -> Option<&'static str> {
@@ -60,6 +60,12 @@ pub(super) fn for_tenant(reason: &str) -> Option<&'static str> {
         reason::NOT_PLACING => "start the hub with --place-tenants",
         _ => return None,
     })
+}
+
+/// For the message of a release whose workloads may not be ready yet.
+pub(super) fn for_waiting(message: &str) -> Option<&'static str> {
+    let remedy = for_tenant(reason::NOT_READY);
+    remedy.filter(|_| message.contains(WAITING))
 }
 
 /// For the conditions of an EdgeCluster.

@@ -54,7 +54,10 @@ impl Explainer {
             "remove the cause, such as a wrong value; to retry now: {}",
             command("resync")
         );
-        let remedy = (ready.reason == HELM_FAILED).then_some(retry.as_str());
+        let remedy = match &*ready.reason {
+            HELM_FAILED => Some(retry.as_str()),
+            _ => remedy::for_waiting(&ready.message),
+        };
         self.explain_readiness(object, status.observed_generation, &ready, remedy);
         if let Some(chart) = &status.last_applied_chart {
             let text = format!("the chart that was installed last is {chart}");

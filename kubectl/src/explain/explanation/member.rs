@@ -240,9 +240,8 @@ impl Explainer {
         }
         let progress = state.progress.as_ref().filter(is_true);
         if let Some(progress) = progress {
-            let waits_for_workloads = progress.message.contains(conditions::WAITING);
-            let remedy = waits_for_workloads.then(|| remedy::for_tenant(reason::NOT_READY));
-            self.add_condition(Mark::Note, progress, remedy.flatten());
+            let remedy = remedy::for_waiting(&progress.message);
+            self.add_condition(Mark::Note, progress, remedy);
         }
         let (ready, drift) = without_drift(&state.ready);
         let remedy = remedy::for_tenant(&ready.reason).filter(|_| ready.truth != Truth::True);

@@ -92,6 +92,11 @@ fn deployment_is_explained_with_its_member() {
     assert_explained(healthy.clone(), true, &lines);
     let failed = "✗ HelmFailed: a message\n    → remove the cause, such as a wrong value; to retry now: kubectl krypton resync deployment acme -n accounts\n";
     assert_explained(deployment(("False", "HelmFailed")), false, &[failed]);
+    let message = "cluster edge-1: Installing: install applied, waiting: Deployment a/b: 0 of 1";
+    let waiting = condition("Ready", "False", "NotReady", message);
+    let waiting = with_condition(deployment(("False", "NotReady")), waiting);
+    let line = format!("✗ NotReady: {message}\n    → look at the workload");
+    assert_explained(waiting, false, &[line.as_str()]);
     let unresolved = condition("TargetClusterResolved", "False", "SecretNotFound", "none");
     let unresolved = with_condition(deployment(("False", "EdgeUnavailable")), unresolved);
     let lines = ["✗ SecretNotFound: none\n", "✗ EdgeUnavailable: a message\n"];
