@@ -166,40 +166,12 @@ async fn fetch_chart(charts: &Arc<ChartCache>, chart: &ChartRef) -> ActionResult
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use krypton_types::tenant::TenantKey;
     use tempfile::TempDir;
 
     use super::*;
-    use crate::drift::DriftMetrics;
-    use crate::metrics::WorkMetrics;
+    use crate::fixtures::tools;
     use crate::plan::Run;
-    use krypton_helm::driver::{Helm, HelmConfig, Supervisor};
-    use krypton_runtime::watchdog::Watchdog;
-
-    /// One slot of a Helm that the test never runs.
-    async fn tools(folder: &TempDir) -> Tools {
-        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
-        let binary = folder.path().join("helm");
-        std::fs::write(&binary, "#!/bin/sh\necho v4.3.1\n").unwrap();
-        std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let config = HelmConfig {
-            binary,
-            processes: Arc::new(Supervisor::new("/bin/false", &[])),
-            scratch: folder.path().join("scratch"),
-            private: folder.path().join("private"),
-            max_concurrent: 1,
-            max_per_member: 1,
-        };
-        Tools {
-            helm: Arc::new(Helm::new(config).await.unwrap()),
-            charts: Arc::new(ChartCache::new(folder.path().join("charts")).unwrap()),
-            drift: DriftMetrics::default(),
-            work: WorkMetrics::default(),
-            watchdog: Watchdog::default(),
-        }
-    }
 
     async fn empty_queue() -> (TempDir, Tools, HelmQueue) {
         let folder = TempDir::new().unwrap();

@@ -145,3 +145,146 @@ impl ActionRunner {
         api.patch(&newest.name_any(), &params, &patch).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use krypton_crds::tenant::TenantSpec;
+    use krypton_helm::driver::StopHandle;
+    use krypton_runtime::events::EventRecorder;
+    use krypton_runtime::lease::{LeaseGoal, LeaseState};
+    use krypton_types::allowed_namespaces::AllowedNamespaces;
+    use krypton_types::conditions::{ClusterState, State, Truth, reason};
+    use krypton_types::desired::DesiredState;
+    use krypton_types::fingerprint;
+    use krypton_types::tenant::TenantKey;
+    use tempfile::TempDir;
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::fixtures::tools;
+    use crate::index::CrdState;
+    use crate::inputs::{Member, StatusMode, Tools};
+    use crate::owner::OwnerKey;
+    use crate::plan::{Action, Plan, Policy};
+    use crate::stub_server::StubServer;
+
+    const MEMBER: &str = "edge-1";
+
+    fn runner(server: &StubServer, events: EventRecorder, tools: Tools) -> Arc<ActionRunner> {
+        let member = Member {
+            name: MEMBER.to_owned(),
+            source_namespace: None,
+            client: server.client.clone(),
+            helm_client: server.client.clone(),
+            kubeconfig: PathBuf::new(),
+            holder: String::new(),
+            lease_goal: watch::channel(LeaseGoal::Hold).1,
+            instance: String::new(),
+            program: names::AGENT_MANAGER,
+            status_mode: StatusMode::Report,
+            namespaces: None,
+            allowed_namespaces: watch::channel(AllowedNamespaces::default()).1,
+            retry_max: Duration::from_secs(5),
+            policy: Policy::new(Duration::from_secs(180), []),
+            on_excess: None,
+        };
+        Arc::new(ActionRunner {
+            member: Arc::new(member),
+            fleet_client: server.client.clone(),
+            desired: watch::channel(Arc::default()).1,
+            tools,
+            events,
+            report_store: Arc::default(),
+            lease_state: watch::channel(LeaseState::default()).1,
+            stop: StopHandle::new().1,
+        })
+    }
+
+    /// Returns the job for a Tenant whose release is as desired and whose annotation is not.
+    fn annotation_job(tenant: Tenant) -> Job {
+        let owner = ReleaseOwner::Tenant(Arc::new(tenant));
+        let ready = State::new(Truth::True, reason::INSTALLED, "release installed");
+        Job {
+            key: OwnerKey::Tenant(TenantKey::new(owner.namespace(), owner.name())),
+            release: owner.release(MEMBER),
+            owner,
+            plan: Plan {
+                action: Action::Annotate,
+                state: ClusterState::from(ready),
+                applied_chart: None,
+                history: Vec::new(),
+                revisions: None,
+                wake: None,
+                next: None,
+                is_reported: true,
+                gone: false,
+                settled: true,
+                handles_request: false,
+                drift: None,
+            },
+            published: None,
+            next: None,
+            handled_request: None,
+            newest: None,
+            revisions: Vec::new(),
+            known_version: 0,
+            lists: 0,
+            workspace_exists: true,
+            tenant_crd: CrdState::Present,
+            is_last_owner: false,
+            desired: Arc::new(DesiredState::default()),
+            fingerprint: Arc::from("fingerprint"),
+            permitted: true,
+            reservation: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn refused_annotation_is_reported_and_written_later() {
+        let annotation = names::fingerprint_annotation(MEMBER);
+        let mut tenant = Tenant::new("acme", TenantSpec::default());
+        tenant.metadata.namespace = Some("team".to_owned());
+        tenant.metadata.resource_version = Some("7".to_owned());
+        tenant.metadata.annotations = Some([(annotation.clone(), "older".to_owned())].into());
+        let stored = serde_json::to_value(&tenant).unwrap();
+        let server = StubServer::start(move |request| {
+            if request.earlier == 0 {
+                return (403, json!("no annotations here"));
+            }
+            let mut written = stored.clone();
+            written["metadata"]["annotations"] = request.body["metadata"]["annotations"].clone();
+            (200, written)
+        });
+        let folder = TempDir::new().unwrap();
+        let (events, mut queue) = EventRecorder::queue(4);
+        let runner = runner(&server, events, tools(&folder).await);
+        let job = Arc::new(annotation_job(tenant));
+        let run = || Box::pin(Arc::clone(&runner).run_job(Arc::clone(&job), None));
+
+        let refused = run().await;
+        assert!(matches!(refused.error, Some(ActionError::Refused(_))));
+        let event = queue.try_recv().unwrap().event;
+        assert_eq!(
+            (event.warning, event.reason),
+            (true, "FingerprintUpdateFailed")
+        );
+        assert!(event.message.contains("no annotations here"), "{event:?}");
+
+        let retried = run().await;
+        assert!(retried.error.is_none());
+        let event = queue.try_recv().unwrap().event;
+        assert_eq!((event.warning, event.reason), (false, "FingerprintUpdated"));
+        let chart = &job.desired.chart;
+        let expected = fingerprint::original(&chart.repo, &chart.name, &chart.version);
+        let written = retried.tenant.as_ref().unwrap();
+        assert_eq!(written.annotations().get(&annotation), Some(&expected));
+        for request in server.requests() {
+            assert_eq!(request.line(), "PATCH acme");
+            assert_eq!(request.body["metadata"]["resourceVersion"], "7");
+        }
+    }
+}

@@ -81,3 +81,15 @@ fn passing_trouble_is_not_shown() {
     world.memory.refusal.as_mut().unwrap().shown = false;
     assert_eq!(world.action(), Action::Helm(Run::Install));
 }
+
+#[test]
+fn refused_annotation_is_planned_again() {
+    let mut world = world().deployed();
+    assert_eq!(world.action(), Action::Nothing);
+    world.annotate(&names::fingerprint_annotation(CLUSTER), "older");
+    assert_eq!(world.action(), Action::Annotate);
+    let mut world = refused_by_api_server(world);
+    assert_eq!(world.action(), Action::Nothing);
+    world.now = world.after(900);
+    assert_eq!(world.action(), Action::Annotate);
+}
