@@ -1,10 +1,12 @@
 //! Tests of `status.history` across reports, moves and renamed members.
 
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use krypton_crds::tenant::{HISTORY_MAX, HistoryEntry, RevisionCause, RevisionOutcome};
-use krypton_types::deployment::{ReportedRevision, ReportedRevisions};
+use krypton_types::deployment::{ReportedChart, ReportedRevision, ReportedRevisions};
+use proptest::prelude::*;
 
 use super::*;
 
@@ -284,4 +286,167 @@ fn entries_of_uninstalled_release_are_removed() {
         ("edge-1", 1, SUPERSEDED),
     ];
     assert_eq!(shown(&fixture.written().history()), expected);
+}
+
+const CLUSTERS: [&str; 4] = ["edge-1", "edge-2", "edge-3", "edge-4"];
+
+/// Cluster, number and time of a reported revision.
+type RevisionKey = (String, u32, Option<i64>);
+
+/// A change before a decision.
+#[derive(Debug)]
+enum Change {
+    Report {
+        cluster: &'static str,
+        revisions: Arc<ReportedRevisions>,
+        is_ready: bool,
+        gone: bool,
+    },
+    /// The report of this member does not count until the next one.
+    Outdated(&'static str),
+    Target(Option<&'static str>),
+}
+
+impl DeploymentFixture {
+    fn after(mut self, change: Change) -> Self {
+        match change {
+            Change::Report {
+                cluster,
+                revisions,
+                is_ready,
+                gone,
+            } => {
+                let report = match is_ready {
+                    true => installed_report(),
+                    false => unready(),
+                };
+                let report = DeploymentReport {
+                    gone,
+                    revisions: Some(revisions),
+                    ..report
+                };
+                return self.with_report(cluster, report);
+            }
+            Change::Outdated(cluster) => {
+                if let Some(report) = &mut self.members.get_mut(cluster).unwrap().report {
+                    report.is_current = false;
+                }
+            }
+            Change::Target(cluster) => {
+                let unknown = || State::new(Truth::Unknown, "SecretNotFound", "none");
+                self.target = cluster.ok_or_else(unknown);
+            }
+        }
+        self
+    }
+
+    /// Writes the decided status to the object. Returns whether it has changed.
+    fn write(&mut self) -> bool {
+        let status = Some(self.decide().status);
+        let is_changed = self.object.status != status;
+        self.object.status = status;
+        is_changed
+    }
+
+    /// Checks the written history. `reported` contains the revisions of all reports.
+    fn check_history(&self, reported: &BTreeSet<RevisionKey>) -> Result<(), TestCaseError> {
+        let status = self.object.status.as_ref().unwrap();
+        let history = &status.history;
+        prop_assert!(history.len() <= HISTORY_MAX);
+        let second = |entry: &HistoryEntry| entry.time.as_ref().map(|time| time.0.as_second());
+        for entry in history {
+            let cluster = entry.cluster.clone().unwrap();
+            let key = (cluster, entry.revision, second(entry));
+            prop_assert!(reported.contains(&key), "{:?}", entry);
+        }
+        for placement in status.placements.iter().flatten() {
+            let stored = self.members[&*placement.cluster].report.as_ref();
+            let current = stored.filter(|stored| stored.is_current && !stored.report.gone);
+            let revisions = current.and_then(|stored| stored.report.revisions.as_deref());
+            let revisions = revisions.map_or(&[][..], ReportedRevisions::newest_first);
+            let is_reported = |entry: &&HistoryEntry| {
+                let mut revisions = revisions.iter();
+                entry.cluster.as_ref() == Some(&placement.cluster)
+                    && revisions
+                        .any(|it| (it.revision, it.created) == (entry.revision, second(entry)))
+            };
+            let numbers = history.iter().filter(is_reported);
+            let numbers = numbers.map(|entry| entry.revision);
+            prop_assert!(
+                numbers.is_sorted_by(|newer, older| newer > older),
+                "{:?}",
+                history
+            );
+        }
+        Ok(())
+    }
+}
+
+fn any_revision() -> impl Strategy<Value = ReportedRevision> {
+    let statuses = vec!["deployed", "failed", "superseded", "pending-upgrade", ""];
+    let status = proptest::sample::select(statuses);
+    let run = proptest::option::of(0..4_u32);
+    let mark = proptest::option::of(0..14_u32);
+    let chart = proptest::option::of((0..3_u32, any::<bool>()));
+    (0..14_u32, 0..3_i64, status, run, mark, chart).prop_map(
+        |(number, second, status, run, rolled_back_by, chart)| ReportedRevision {
+            created: Some(second),
+            status: status.to_owned(),
+            run: run.map(|run| format!("install-{run}-3")),
+            rolled_back_by,
+            chart: chart.map(|(minor, is_read)| ReportedChart {
+                name: "echo".to_owned(),
+                version: format!("1.{minor}.0"),
+                is_read,
+            }),
+            ..revision(number)
+        },
+    )
+}
+
+fn any_change() -> impl Strategy<Value = Change> {
+    let cluster = || proptest::sample::select(&CLUSTERS[..]);
+    let revisions = proptest::collection::vec(any_revision(), 0..14);
+    let gone = proptest::bool::weighted(0.1);
+    let reports = (cluster(), revisions, any::<bool>(), gone);
+    let reports = reports.prop_map(|(cluster, revisions, is_ready, gone)| Change::Report {
+        cluster,
+        revisions: Arc::new(ReportedRevisions::new(names::AGENT_MANAGER, revisions)),
+        is_ready,
+        gone,
+    });
+    let targets = proptest::option::weighted(0.9, cluster());
+    prop_oneof![
+        8 => reports,
+        1 => cluster().prop_map(Change::Outdated),
+        3 => targets.prop_map(Change::Target),
+    ]
+}
+
+proptest! {
+    /// With the same reports, the status stops changing, so the hub stops writing.
+    #[test]
+    fn history_of_several_clusters_settles(
+        changes in proptest::collection::vec(any_change(), 1..12),
+    ) {
+        let clusters = CLUSTERS.into_iter();
+        let mut fixture = clusters.fold(fixture().with_finalizer(), DeploymentFixture::member);
+        let mut reported = BTreeSet::new();
+        for change in changes {
+            if let Change::Report { cluster, revisions, .. } = &change {
+                let revisions = revisions.newest_first().iter();
+                let keys = revisions.map(|it| ((*cluster).to_owned(), it.revision, it.created));
+                reported.extend(keys);
+            }
+            fixture = fixture.after(change);
+            fixture.write();
+            fixture.check_history(&reported)?;
+        }
+        let mut writes = 0;
+        while fixture.write() {
+            writes += 1;
+            prop_assert!(writes <= 2 * CLUSTERS.len() + 2);
+            fixture.check_history(&reported)?;
+        }
+    }
 }
