@@ -6,7 +6,7 @@ use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::clock::BootTime;
 use krypton_types::conditions::{State, Truth, reason};
 
-use super::api::{EdgeClusters, is_joined};
+use super::api::{EdgeClusters, is_enrolled, is_joined};
 use crate::chart::values;
 use crate::discovery::membership::Refusal;
 use crate::discovery::{Origin, Unresolved};
@@ -92,11 +92,12 @@ pub(super) fn observe_missing_source(
     now: BootTime,
 ) {
     if is_joined(object) {
-        let message = "joined through its agent; the hub has no kubeconfig for it";
+        let message = "an agent connects it to the hub, which has no kubeconfig for it";
         shared.members.observe(name, |observation| {
             observation.resolved = State::new(Truth::True, reason::BY_AGENT, message);
         });
-        shared.members.set_connection(name, None, now);
+        let connection = missing_agent(name, object);
+        shared.members.set_connection(name, connection, now);
         return;
     }
     let gone = match reason {
@@ -111,4 +112,56 @@ pub(super) fn observe_missing_source(
         .members
         .observe(name, |observation| observation.resolved = gone.clone());
     shared.members.set_connection(name, Some(gone), now);
+}
+
+/// Returns the state of a member without a source whose agent has never connected.
+fn missing_agent(name: &str, object: &EdgeCluster) -> Option<State> {
+    let status = object.status.as_ref();
+    let has_enrolled = status.is_some_and(|status| status.pending_certificate_expiry.is_some());
+    let message = match has_enrolled {
+        true => "the agent has enrolled, but it has not connected yet; check its log".to_owned(),
+        false => format!(
+            "no agent has joined yet; to join the cluster, run: kubectl krypton join {name}"
+        ),
+    };
+    (!is_enrolled(object)).then(|| State::new(Truth::Unknown, reason::STARTING, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use krypton_crds::edge_cluster::{EdgeClusterSpec, TenantCounts};
+    use krypton_types::conditions::{self, READY};
+
+    use super::*;
+    use crate::edgecluster::status;
+    use crate::members::MemberRegistry;
+
+    #[test]
+    fn member_without_agent_names_the_fix() {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut object = EdgeCluster::new("edge-1", EdgeClusterSpec::default());
+        let members = MemberRegistry::default();
+        let ready = |object: &EdgeCluster| {
+            let connection = missing_agent("edge-1", object);
+            members.set_connection("edge-1", connection, BootTime::default());
+            let observation = members.observation("edge-1").unwrap();
+            let counts = TenantCounts::default();
+            let status = status::status("edge-1", None, &observation, counts, None, 1, now);
+            conditions::find(&status.conditions, READY).unwrap()
+        };
+        let state = ready(&object);
+        assert_eq!((state.truth, &*state.reason), (Truth::Unknown, "Starting"));
+        assert!(state.message.ends_with("run: kubectl krypton join edge-1"));
+
+        object
+            .status
+            .get_or_insert_default()
+            .pending_certificate_expiry = Some(Time(now));
+        assert!(ready(&object).message.ends_with("check its log"));
+
+        object.status.get_or_insert_default().certificate_expiry = Some(Time(now));
+        assert_eq!(missing_agent("edge-1", &object), None);
+    }
 }

@@ -64,6 +64,20 @@ fn cluster_is_explained_with_its_failing_tenants() {
     assert_explained(changed, false, &["! it was changed, and its status"]);
 }
 
+#[test]
+fn cluster_without_agent_shows_fix_once() {
+    let message = "no agent has joined yet; to join the cluster, run: kubectl krypton join edge-1";
+    let conditions = ["Connected", "Healthy", "Ready"]
+        .map(|type_| condition(type_, "Unknown", "Starting", message));
+    let cluster = with_field(edge_cluster(), "/status", json!({"conditions": conditions}));
+    let explanation = explanation::explain_cluster(&object_sources(cluster), now());
+    let line =
+        format!("  ? no contact since 2026-11-23T00:30:00Z (10m ago): Starting: {message}\n");
+    assert_lines(&explanation, false, &[line.as_str()]);
+    let output = to_text(&explanation.lines);
+    assert_eq!(output.matches(message).count(), 1, "{output}");
+}
+
 /// A KryptonDeployment on edge-1.
 fn deployment(ready: (&str, &str)) -> Value {
     json!({
