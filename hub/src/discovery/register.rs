@@ -2,6 +2,7 @@
 //! EdgeCluster, a user deleted the EdgeCluster and so dismissed the source. The source becomes a member
 //! again only after the running hub has seen it away. This needs no finalizer, which would outlive the hub.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
@@ -29,7 +30,7 @@ const SIZE_MAX: usize = 900 * 1024;
 pub struct Register {
     /// UID of the CRD of EdgeClusters. If the CRD was recreated, users have not dismissed any source.
     pub crd: String,
-    /// UID of the object for each source.
+    /// UID of the object for each source. Empty for a file, and for an object that was not read yet.
     pub entries: BTreeMap<NamedOrigin, String>,
 }
 
@@ -76,7 +77,8 @@ impl Register {
                         let Some(source) = sources.get(origin) else {
                             return running.listing.unread_file(origin).is_some();
                         };
-                        let is_same = names.name(running, source) == *member && source.uid == **uid;
+                        let is_same_object = uid.is_empty() || source.uid == **uid;
+                        let is_same = names.name(running, source) == *member && is_same_object;
                         is_same || source.pending().is_some()
                     })
                 })
@@ -90,8 +92,18 @@ impl Register {
             let sources = running.listing.sources.as_deref().into_iter();
             for source in sources.flat_map(BTreeMap::values) {
                 let name = names.name(running, source);
-                if bound.get(&name).is_some_and(Option::is_some) {
-                    entries.insert((name, source.origin.clone()), source.uid.clone());
+                let is_member = bound.get(&name).is_some_and(Option::is_some);
+                match entries.entry((name, source.origin.clone())) {
+                    Entry::Vacant(entry) if is_member => {
+                        entry.insert(source.uid.clone());
+                    }
+                    // A provider that has not read the object yet doesn't know its UID.
+                    Entry::Occupied(mut entry)
+                        if !source.uid.is_empty() && (is_member || entry.get().is_empty()) =>
+                    {
+                        entry.insert(source.uid.clone());
+                    }
+                    _ => {}
                 }
             }
         }

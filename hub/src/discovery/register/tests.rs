@@ -139,3 +139,28 @@ fn unreadable_file_keeps_its_contexts_dismissed() {
         assert_eq!(next.entries.len(), remaining, "{file}");
     }
 }
+
+#[test]
+fn unread_source_keeps_recorded_uid() {
+    let edge = origin("krypton", "a");
+    let provider =
+        |source: Source| RunningProvider::new(Arc::new(FixedProvider(None)), listing([source]));
+    let read = |uid: &str| Source {
+        uid: uid.to_owned(),
+        ..source(edge.clone(), "a")
+    };
+    let by_label = provider(read("u"));
+    // A KryptonDeployment names the Secret, and the hub has not read it by its name yet.
+    let by_name = provider(Source::unread(edge.clone(), "a".to_owned(), String::new()));
+    let (present, deleted) = (bound(&["a"]), bound(&[]));
+    let register = next(&Register::default(), &by_label, &present);
+    let named = register.next(&[&by_label, &by_name], &BTreeSet::new(), &present);
+    assert_eq!(named, register);
+
+    // A user deletes the EdgeCluster before the hub has read the only source.
+    let unread = next(&Register::default(), &by_name, &present);
+    let dismissed = next(&unread, &by_label, &deleted);
+    assert_eq!(dismissed, register);
+    let recreated = next(&dismissed, &provider(read("v")), &deleted);
+    assert!(recreated.entries.is_empty());
+}
