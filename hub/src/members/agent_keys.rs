@@ -55,10 +55,17 @@ pub fn refusal(member: &str) -> String {
     )
 }
 
-/// Returns the record after an enrollment. A new key voids all older ones, and a recorded key changes nothing.
+/// Returns the record after an enrollment. A new or replaced key voids all others, and another recorded key changes
+/// nothing. An agent has a replaced key after the restore of its cluster.
 pub fn enrolled(keys: Option<&AgentKeys>, key: AgentKey) -> AgentKeys {
-    let is_recorded = |keys: &&AgentKeys| contains_key(keys, &key.key_sha256);
-    match keys.filter(is_recorded) {
+    let is_key = |recorded: &AgentKey| recorded.key_sha256 == key.key_sha256;
+    let stays_valid = |keys: &&AgentKeys| match &keys.next {
+        Some(next) if is_key(next) => true,
+        // The first use of the next key has replaced the current one.
+        Some(next) if next.used.is_some() => false,
+        _ => is_key(&keys.current),
+    };
+    match keys.filter(stays_valid) {
         Some(keys) => keys.clone(),
         None => AgentKeys {
             current: key,
@@ -274,6 +281,24 @@ mod tests {
         assert_eq!(status("b", 80), KeyStatus::Valid);
         // A second enrollment with the same key, after a lost response, voids nothing.
         assert_eq!(enrolled(Some(&keys), key("a", 60)), keys);
+    }
+
+    #[test]
+    fn enrollment_reinstates_replaced_key() {
+        let keys = enrolled(None, key("a", 0));
+        let mut keys = renewed(Some(&keys), key("a", 0), key("b", 10), at(10)).ok();
+        record_use(&mut keys, &key("b", 10), at(11));
+        // The member's cluster was restored to a time before the renewal, and its agent joins again.
+        let status = |keys: Option<&AgentKeys>, name| key_status(keys, name, at(80));
+        assert_eq!(status(keys.as_ref(), "a"), KeyStatus::Unknown);
+        let enrolled_again = enrolled(keys.as_ref(), key("a", 60));
+        assert_eq!(status(Some(&enrolled_again), "a"), KeyStatus::Valid);
+        assert_eq!(status(Some(&enrolled_again), "b"), KeyStatus::Unknown);
+        // The response was lost.
+        let repeated = enrolled(Some(&enrolled_again), key("a", 61));
+        assert_eq!(repeated, enrolled_again);
+        // A key that replaced another one stays valid, and the other one stays recorded.
+        assert_eq!(Some(enrolled(keys.as_ref(), key("b", 60))), keys);
     }
 
     #[test]
