@@ -36,10 +36,11 @@ impl ApiError {
         }
     }
 
-    /// Returns whether a retry can succeed without a change by the user.
+    /// Returns whether a retry can succeed without a change by the user. 410 reports an outdated list or watch, so no
+    /// user can correct it. An intermediary may respond with 404 for a while.
     pub fn is_transient(&self) -> bool {
         self.code()
-            .is_none_or(|code| code >= 500 || matches!(code, 409 | 429))
+            .is_none_or(|code| code >= 500 || matches!(code, 404 | 409 | 410 | 429))
     }
 
     /// Returns the HTTP status code of the response.
@@ -139,6 +140,28 @@ mod tests {
             "reading the Secret a/b: no response within 10 s; check that the API server is reachable"
         );
         assert_eq!(error.code(), None);
+    }
+
+    #[test]
+    fn only_rejections_need_the_user() {
+        for (code, is_transient) in [
+            (400, false),
+            (401, false),
+            (403, false),
+            (404, true),
+            (409, true),
+            (410, true),
+            (422, false),
+            (429, true),
+            (500, true),
+        ] {
+            let status = Status::failure("no", "").with_code(code);
+            let error = ApiError::Failed {
+                attempt: "reading it".into(),
+                source: Box::new(kube::Error::Api(status.boxed())),
+            };
+            assert_eq!(error.is_transient(), is_transient, "{code}");
+        }
     }
 
     #[tokio::test]
