@@ -8,7 +8,7 @@ use kube::CustomResourceExt as _;
 use super::view::agent_cluster;
 use super::{CheckResult, Oracle, View, ensure, invariant};
 use crate::observe::{Event, Observation};
-use crate::plan::{Access, Action, MemberAction};
+use crate::plan::{Access, Action, HOME, MemberAction};
 use crate::time::Millis;
 
 /// Most requests of a host to a cluster in [`REQUEST_WINDOW`].
@@ -16,6 +16,13 @@ const MAX_REQUESTS: usize = 1_500;
 /// Part of the paths of Krypton's kinds.
 const KRYPTON_API_PATH: &str = "/apis/mesh.openkcm.io/";
 const REQUEST_WINDOW: Millis = 10_000;
+/// Parts of the errors with which a process ends if its API server rejects it.
+const REJECTIONS: [&str; 4] = [
+    "rejects the credentials",
+    "check the credentials",
+    "is not allowed to",
+    "grant the missing permission",
+];
 
 invariant! {
     /// No process panics.
@@ -29,12 +36,13 @@ invariant! {
 }
 
 invariant! {
-    /// No process exits without a request or a fault, unless an API server rejects its credentials.
+    /// No process exits without a request or a fault, unless its API server rejects its credentials or a right is missing.
     NoProcessEnds, "no-process-ends",
     fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
         match &observation.event {
-            Event::ProcessEnded { error: Some(error), .. }
-                if error.contains("rejects the credentials") && view.credentials_are_rejected() =>
+            Event::ProcessEnded { host, error: Some(error) }
+                if REJECTIONS.iter().any(|part| error.contains(part))
+                    && view.rejects_requests(agent_cluster(host).unwrap_or(HOME)) =>
             {
                 Ok(())
             }
@@ -191,6 +199,34 @@ mod tests {
             error: None,
         });
         history.assert_violated("no-process-ends");
+    }
+
+    #[test]
+    fn process_may_end_only_if_rejected() {
+        let rejected = "reading Secret a/b failed; grant the missing permission";
+        for (fault, error, oracle) in [
+            ("server edge-1 403 on secrets", rejected, None),
+            (
+                "server edge-1 401",
+                "the cluster rejects the credentials",
+                None,
+            ),
+            (
+                "server edge-1 403",
+                "reading Secret a/b failed",
+                Some("no-process-ends"),
+            ),
+            ("server edge-1 410", rejected, Some("no-process-ends")),
+            ("server edge-2 403", rejected, Some("no-process-ends")),
+        ] {
+            let mut history = History::new();
+            history.fault(&format!("{fault} for 10.000"));
+            history.observe(Event::ProcessEnded {
+                host: "agent-edge-1".to_owned(),
+                error: Some(error.to_owned()),
+            });
+            history.assert_outcome(oracle);
+        }
     }
 
     #[test]

@@ -209,15 +209,16 @@ impl View {
         self.now - changed_at.copied().unwrap_or_default()
     }
 
-    /// Whether an API server responds with 401 to all requests.
-    pub(crate) fn credentials_are_rejected(&self) -> bool {
+    /// Whether the API server of this cluster responds to requests with 401 or 403.
+    pub(crate) fn rejects_requests(&self, cluster: &str) -> bool {
         self.active_faults.iter().any(|action| {
             matches!(
                 action,
                 Action::Server {
-                    fault: ServerFault::Unauthorized,
+                    cluster: rejecting,
+                    fault: ServerFault::Unauthorized | ServerFault::Forbidden,
                     ..
-                }
+                } if rejecting == cluster
             )
         })
     }
