@@ -27,6 +27,8 @@ pub struct Memory {
     /// Time of the last report or write.
     pub reported_at: Option<BootTime>,
     pub failure: Option<Failure>,
+    /// Whether the release had revisions at the last plan.
+    pub has_revisions: bool,
     /// The API server's refusal of the planned requests.
     pub refusal: Option<Refusal>,
     /// The last Helm run that succeeded.
@@ -109,7 +111,8 @@ impl Memory {
         self.failure = None;
     }
 
-    /// Updates the memory before a plan: the previous status, and the time since which a revision is locked.
+    /// Updates the memory before a plan: the previous status, the time since which a revision is locked, and the loss
+    /// of all revisions.
     pub fn observe(
         &mut self,
         owner: &ReleaseOwner,
@@ -134,6 +137,19 @@ impl Memory {
                 _ => (revision.revision, now),
             });
         self.observe_newest(newest);
+        self.observe_loss(revisions);
+    }
+
+    /// Forgets a failed upgrade or rollback once all revisions have been deleted, because an installation is due then.
+    /// Without revisions since before the failure, the watch may only be late, and the failure stays.
+    fn observe_loss(&mut self, revisions: &[&Revision]) {
+        let had_revisions = std::mem::replace(&mut self.has_revisions, !revisions.is_empty());
+        let needs_revisions = |failure: &mut Failure| {
+            [reason::UPGRADE_FAILED, reason::ROLLBACK_FAILED].contains(&failure.reason)
+        };
+        if had_revisions && revisions.is_empty() {
+            self.failure.take_if(needs_revisions);
+        }
     }
 
     /// Records the newest revision. A deployed revision that changes before a newer one exists must be read again,

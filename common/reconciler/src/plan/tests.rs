@@ -122,6 +122,13 @@ impl World {
         ReleaseOwner::Tenant(Arc::new(self.tenant.clone()))
     }
 
+    /// Updates the memory as before a plan.
+    fn observe(&mut self) {
+        let owner = self.owner();
+        let revisions: Vec<&Revision> = self.revisions.iter().collect();
+        self.memory.observe(&owner, CLUSTER, &revisions, self.now);
+    }
+
     /// Plans for `owner` in the same world.
     fn plan_for(&self, owner: &ReleaseOwner) -> Plan {
         self.with_view(owner, plan)

@@ -131,6 +131,33 @@ fn abandoned_upgrade_rolls_back_once_to_deployed_revision() {
 }
 
 #[test]
+fn deleted_release_is_installed_despite_failed_upgrade() {
+    for (failed, is_over) in [
+        (reason::UPGRADE_FAILED, true),
+        (reason::ROLLBACK_FAILED, true),
+        (reason::INSTALL_FAILED, false),
+        (reason::RELEASE_TAMPERED, false),
+    ] {
+        let mut w = world().deployed().failed(failed, 900);
+        w.desired.handling.retries = Some(0);
+        w.observe();
+        w.revisions.clear();
+        assert_eq!(w.action(), Action::Nothing, "{failed}");
+        w.observe();
+        let expected = match is_over {
+            true => Action::Helm(Run::Install),
+            false => Action::Nothing,
+        };
+        assert_eq!(w.action(), expected, "{failed}");
+        // The watch has not shown the revisions yet.
+        let mut w = world().failed(failed, 900);
+        w.observe();
+        w.observe();
+        assert_eq!(w.action(), Action::Nothing, "{failed}");
+    }
+}
+
+#[test]
 fn pinned_chart_or_account_change_ends_back_off() {
     let mut w = world().failed(reason::CHART_NOT_LOADED, 60);
     assert_eq!(w.action(), Action::Nothing);
