@@ -1,5 +1,6 @@
 //! Invariants of members, placed Tenants and KryptonDeployments.
 
+use krypton_sim_apiserver::server::Key;
 use krypton_types::names::{
     GROUP, HOME_UID_ANNOTATION, ORPHAN_ANNOTATION, PLACED_FINALIZER, PLACED_ON_ANNOTATION,
 };
@@ -119,6 +120,15 @@ invariant! {
     }
 }
 
+/// Whether home's clock went back, and the Tenant was deleted before its CRD was created. A Tenant of an earlier CRD
+/// has such times, too, and people did not delete it. Krypton keeps the copy.
+fn is_deleted_before_crd(view: &View, tenant: &Value) -> bool {
+    let crd = view.get(HOME, &Key::of_crd(&format!("tenants.{GROUP}")));
+    let created = crd.map_or("", |crd| text(crd, "/metadata/creationTimestamp"));
+    let deleted = text(tenant, "/metadata/deletionTimestamp");
+    view.had_wrong_clock(HOME) && !deleted.is_empty() && deleted <= created
+}
+
 invariant! {
     /// The hub releases a deleted Tenant on the home cluster only after its copy on the member is gone.
     HomeWaitsForPlacedTenant, "home-waits-for-placed-tenant",
@@ -131,6 +141,7 @@ invariant! {
             || annotation(before, ORPHAN_ANNOTATION) == Some("true")
             || !view.has_tenant_crd(HOME)
             || view.ever_restored()
+            || is_deleted_before_crd(view, before)
         {
             return Ok(());
         }
@@ -236,7 +247,7 @@ mod tests {
 
     use super::super::story::{
         AGENT, History, condition_patch, copy, deletion_patch, deployment, edge_cluster, revision,
-        tenant,
+        tenant, tenant_crd,
     };
     use super::*;
 
@@ -353,6 +364,32 @@ mod tests {
             let released = json!({"metadata": {"finalizers": []}});
             history.patch("hub-0", "home", on_home(), &released);
             assert_eq!(history.violated_oracle(), oracle);
+        }
+    }
+
+    #[test]
+    fn copy_may_stay_after_deletion_before_crd() {
+        let violated = Some("home-waits-for-placed-tenant");
+        for (jumps, created, oracle) in [
+            (true, "2026-01-01T00:00:01Z", None),
+            (true, "2025-12-31T23:59:59Z", violated),
+            (false, "2026-01-01T00:00:01Z", violated),
+        ] {
+            let mut history = History::new();
+            let created = json!({"metadata": {"creationTimestamp": created}});
+            history
+                .patch("people", "home", tenant_crd(), &created)
+                .put("hub-0", "home", edge_cluster("edge-1"))
+                .put("people", "home", on_home())
+                .put(AGENT, "edge-1", copy("uid-t0"));
+            if jumps {
+                history.fault("server-clock home by -60.000 for 9.000");
+            }
+            let released = json!({"metadata": {"finalizers": []}});
+            history
+                .patch("people", "home", on_home(), &deletion_patch())
+                .patch("hub-0", "home", on_home(), &released)
+                .assert_outcome(oracle);
         }
     }
 
