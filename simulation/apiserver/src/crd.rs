@@ -17,6 +17,13 @@ use crate::store::{self, WriteRecord};
 
 const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
+/// The CRDs of a server, and the kinds that they define.
+#[derive(Clone, Debug, Default)]
+pub struct Crds {
+    objects: Vec<Arc<Value>>,
+    kinds: Vec<Arc<Kind>>,
+}
+
 /// Whether the CRD is new, changed, being deleted or gone.
 pub(crate) fn needs_sync(record: &WriteRecord) -> bool {
     let generation = |object: &Arc<Value>| object["metadata"]["generation"].clone();
@@ -104,6 +111,32 @@ fn served_kinds(crd: &Value) -> Vec<Kind> {
 impl ApiServer {
     pub(crate) fn crd(&self, name: &str) -> Option<Arc<Value>> {
         self.get(&Key::of_crd(name))
+    }
+
+    /// Returns all CRDs.
+    pub fn crds(&self) -> Crds {
+        let kinds = self.kinds.all().filter(|kind| kind.is_custom());
+        Crds {
+            objects: self.all("apiextensions.k8s.io", "customresourcedefinitions"),
+            kinds: kinds.cloned().collect(),
+        }
+    }
+
+    /// Adds established CRDs of another server. To create them would take a large part of a run.
+    pub fn add_crds(&mut self, crds: &Crds, now: Timestamp) {
+        for object in &crds.objects {
+            let key = Key::of_crd(meta::name(object));
+            let Some(kind) = self.kinds.for_key(&key).cloned() else {
+                continue;
+            };
+            let write = self.controller_write(&kind, &key, "", now);
+            let mut object = (**object).clone();
+            meta::set(&mut object, "uid", self.next_uid());
+            self.store(&write, Some(object));
+        }
+        for kind in &crds.kinds {
+            self.kinds.add(kind.clone());
+        }
     }
 
     pub(crate) fn is_crd_terminating(&self, kind: &Kind) -> bool {

@@ -16,7 +16,7 @@ mod tests;
 use std::sync::LazyLock;
 
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::cause::Cause;
 use crate::meta;
@@ -54,8 +54,9 @@ pub(crate) fn apply(
         Ok(applied) => applied.without(&ignored),
         Err(error) => return Err(schema_error(configuration, &error)),
     };
-    let base = without_managers(schema, live);
-    let mut managers = live.map(Managers::read_from).unwrap_or_default();
+    let base = comparable(schema, live, &Map::new());
+    let stored = live.map(Managers::read_from).unwrap_or_default();
+    let mut managers = stored.clone();
     if managers.0.is_empty() && live.is_some() {
         let first_manager = Writer {
             manager: BEFORE_FIRST_APPLY,
@@ -94,23 +95,26 @@ pub(crate) fn apply(
     managers.0.insert(id, entry);
     managers.remove_empty();
     schema.complete(&mut merged);
-    write_managers(&mut managers, live, &mut merged);
+    write_managers(&managers, &stored, live, &mut merged);
     Ok(merged)
 }
 
 /// Sets `managedFields` of an object that a client creates, replaces or patches. Fields that changed belong to the
 /// writer; other managers lose them, and they lose removed fields.
 ///
-/// Call it with the decoded and defaulted object of the client, before the server fills in or resets fields. If
-/// nothing changes, `managedFields` stay as they are in the live object.
+/// Call it with the decoded and defaulted object of the client, before the server fills in or resets fields. `new`
+/// gets the `unchanged` fields of the live object at the end. If nothing changes, `managedFields` stay as they are in
+/// the live object.
 pub(crate) fn track_update(
     schema: &Schema,
     live: Option<&Value>,
     new: &mut Value,
+    unchanged: Map<String, Value>,
     writer: &Writer<'_>,
 ) {
-    let mut managers = Managers::for_update(live, new, writer.subresource, schema.built_in);
-    let base = without_managers(schema, live);
+    let stored = live.map(Managers::read_from).unwrap_or_default();
+    let mut managers = stored.for_update(new, writer.subresource, schema.built_in);
+    let base = comparable(schema, live, &unchanged);
     schema.complete(new);
     Managers::default().write(new);
     // An object whose managers were reset stays without managers until the next apply.
@@ -118,7 +122,8 @@ pub(crate) fn track_update(
         assign_changed_fields(schema, &mut managers, &base, new, writer);
         managers.limit_updaters();
     }
-    write_managers(&mut managers, live, new);
+    meta::put_top_level(unchanged, new);
+    write_managers(&managers, &stored, live, new);
 }
 
 /// Manager of the fields that an object without managers has when it is first applied.
@@ -189,12 +194,12 @@ fn schema_error(configuration: &Value, error: &str) -> Box<Failure> {
     Failure::new(500, "", message, Value::Null)
 }
 
-/// Returns the live object as the algorithms compare it, or the empty object of a creation.
-fn without_managers(schema: &Schema, live: Option<&Value>) -> Value {
+/// Returns the live object as the algorithms compare it, without `unchanged` fields, or the empty object of a creation.
+fn comparable(schema: &Schema, live: Option<&Value>, unchanged: &Map<String, Value>) -> Value {
     let Some(live) = live else {
         return schema.empty();
     };
-    let mut live = managers::without_managed_fields(live);
+    let mut live = managers::without_managed_fields(live, unchanged);
     schema.complete(&mut live);
     live
 }
@@ -292,14 +297,11 @@ fn assign_changed_fields(
 }
 
 /// Writes the managers. Keeps their times if nothing else has changed.
-fn write_managers(managers: &mut Managers, live: Option<&Value>, new: &mut Value) {
-    let Some(live) = live else {
-        managers.write(new);
-        return;
-    };
-    let previous = Managers::read_from(live);
-    if managers.has_same_fields(&previous) {
-        previous.write(new);
+fn write_managers(managers: &Managers, stored: &Managers, live: Option<&Value>, new: &mut Value) {
+    if let Some(live) = live
+        && managers.has_same_fields(stored)
+    {
+        meta::copy(live, new, "managedFields");
         if new == live {
             return;
         }

@@ -1,6 +1,6 @@
 //! Calls server-side apply and the tracking of field managers.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::fields::schema::Schema;
 use crate::fields::{self, Writer};
@@ -30,11 +30,12 @@ pub(crate) fn field_schema(kind: &Kind) -> Option<Schema> {
     }
 }
 
-/// Sets the managed fields of an update.
+/// Sets the managed fields of an update, and puts the unchanged fields back.
 pub(crate) fn track_update(
     kind: &Kind,
     previous: Option<&Value>,
     next: &mut Value,
+    unchanged: Map<String, Value>,
     write: &Write,
 ) -> Outcome<()> {
     let fields = kind.fields.as_ref().ok_or_else(|| no_field_schema(kind))?;
@@ -47,7 +48,8 @@ pub(crate) fn track_update(
             served
         });
     let previous = served.as_ref().or(previous);
-    fields::track_update(fields, previous, next, &writer(write, &api_version));
+    let writer = writer(write, &api_version);
+    fields::track_update(fields, previous, next, unchanged, &writer);
     Ok(())
 }
 

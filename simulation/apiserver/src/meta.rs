@@ -92,6 +92,13 @@ pub(crate) fn copy(from: &Value, to: &mut Value, field: &str) {
     }
 }
 
+/// Sets top-level fields.
+pub(crate) fn put_top_level(fields: Map<String, Value>, object: &mut Value) {
+    if let Some(object) = object.as_object_mut() {
+        object.extend(fields);
+    }
+}
+
 /// Copies a top-level field, or removes it.
 pub(crate) fn copy_top_level(from: &Value, to: &mut Value, field: &str) {
     if let Some(map) = to.as_object_mut() {

@@ -4,7 +4,7 @@ mod conversion;
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use self::conversion::{check_type, to_stored_form};
 use crate::builtin;
@@ -57,7 +57,7 @@ impl ApiServer {
         self.check_namespace(&write)?;
         self.set_system_metadata(&mut write, &mut next)?;
         if !write.is_apply {
-            managed::track_update(&kind, None, &mut next, &write)?;
+            managed::track_update(&kind, None, &mut next, Map::new(), &write)?;
         }
         to_stored_form(&kind, &mut next);
         if kind.has_status && !write.writes_status() {
@@ -217,11 +217,16 @@ impl ApiServer {
         if !matches!(version, "" | "0") && version != meta::text(previous, "resourceVersion") {
             return Err(Failure::modified(kind, &write.name));
         }
+        if !write.is_apply {
+            drop_unchanged_managers(previous, &mut next);
+        }
+        let unchanged = take_unchanged_fields(kind, previous, &mut next);
         let unknown = decode(kind, &mut next)?;
         self.report_unknown(write, unknown)?;
         builtin::set_defaults(kind, &mut next);
-        if !write.is_apply {
-            managed::track_update(kind, Some(previous), &mut next, write)?;
+        match write.is_apply {
+            true => meta::put_top_level(unchanged, &mut next),
+            false => managed::track_update(kind, Some(previous), &mut next, unchanged, write)?,
         }
         to_stored_form(kind, &mut next);
         restore_read_only_fields(write, previous, &mut next);
@@ -336,6 +341,37 @@ pub(crate) fn check_identity(write: &Write, next: &Value) -> Outcome<()> {
         )));
     }
     Ok(())
+}
+
+/// Removes managed fields that equal the stored ones. Without them, an update keeps those too.
+pub(crate) fn drop_unchanged_managers(previous: &Value, next: &mut Value) {
+    let stored = &previous["metadata"]["managedFields"];
+    if stored == &next["metadata"]["managedFields"] {
+        meta::remove(next, "managedFields");
+    }
+}
+
+/// Takes the fields at the top level that equal the stored ones. Decoding and defaults have left their mark on them
+/// before, and would take most of the time of a write.
+pub(crate) fn take_unchanged_fields(
+    kind: &Kind,
+    previous: &Value,
+    next: &mut Value,
+) -> Map<String, Value> {
+    let (Some(previous), Some(next)) = (previous.as_object(), next.as_object_mut()) else {
+        return Map::new();
+    };
+    // Events have other fields in the store. The decoder moves `stringData` into `data`.
+    if kind.group == "events.k8s.io" || next.contains_key("stringData") {
+        return Map::new();
+    }
+    let unchanged = previous.iter().filter(|(name, value)| {
+        !matches!(name.as_str(), "apiVersion" | "kind" | "metadata")
+            && next.get(*name) == Some(value)
+    });
+    let names: Vec<&String> = unchanged.map(|(name, _)| name).collect();
+    let taken = names.into_iter().filter_map(|name| next.remove_entry(name));
+    taken.collect()
 }
 
 /// Restores the fields that the endpoint does not write.

@@ -65,7 +65,10 @@ impl ApiServer {
         json_patch::merge(&mut next, &patch);
         check_patched(write, &next)?;
         // The server encodes the patched object and decodes it again.
-        let unknown = objects::decode(&write.kind, &mut next.clone()).map_err(|failure| {
+        let mut changed = next.clone();
+        objects::drop_unchanged_managers(&previous, &mut changed);
+        objects::take_unchanged_fields(&write.kind, &previous, &mut changed);
+        let unknown = objects::decode(&write.kind, &mut changed).map_err(|failure| {
             let text = failure.message();
             let problem = text.split_once(": ").map_or(text, |(_, problem)| problem);
             Failure::undecodable_patch(&next, problem)

@@ -1,7 +1,7 @@
 //! The kinds of objects that the server knows.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::builtin;
 use crate::key::Key;
@@ -17,21 +17,29 @@ pub(crate) struct Kinds {
 
 impl Kinds {
     pub(crate) fn built_in() -> Self {
-        let mut kinds = Self::default();
-        for kind in builtin::kinds() {
-            kinds.serve(kind);
-        }
-        kinds
+        static BUILT_IN: LazyLock<Kinds> = LazyLock::new(|| {
+            let mut kinds = Kinds::default();
+            for kind in builtin::kinds() {
+                kinds.serve(kind);
+            }
+            kinds
+        });
+        BUILT_IN.clone()
     }
 
     pub(crate) fn serve(&mut self, mut kind: Kind) {
         kind.fields = managed::field_schema(&kind);
+        self.add(Arc::new(kind));
+    }
+
+    /// Serves a kind of another server.
+    pub(crate) fn add(&mut self, kind: Arc<Kind>) {
         let key = (
             kind.group.clone(),
             kind.version.clone(),
             kind.resource.clone(),
         );
-        self.served.insert(key, Arc::new(kind));
+        self.served.insert(key, kind);
     }
 
     /// Stops serving a custom resource.

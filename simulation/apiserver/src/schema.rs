@@ -47,11 +47,7 @@ impl StructuralSchema {
     /// Returns the violations, in the order of the fields.
     pub(crate) fn violations(&self, object: &Value, subresource: &str) -> Vec<Cause> {
         let mut causes = Vec::new();
-        let mut checked = object.clone();
-        if let Some(map) = checked.as_object_mut() {
-            map.remove("metadata");
-        }
-        self.validate(&self.root, &checked, "", &mut causes);
+        self.validate(&self.root, object, "", &mut causes);
         // The server lists unsupported values last.
         causes.sort_by_key(|cause| cause.reason == "FieldValueNotSupported");
         if subresource == "status" {
@@ -133,6 +129,9 @@ impl StructuralSchema {
             }
         }
         for (name, value) in map {
+            if path.is_empty() && name == "metadata" {
+                continue;
+            }
             let property = &schema["properties"][name];
             let schema = match property {
                 Value::Null => &schema["additionalProperties"],

@@ -17,11 +17,12 @@ use crate::render::{self, RenderedObject};
 use crate::request::{ApiRequest, View, parse_version};
 use crate::resources::Kinds;
 use crate::status::{self, Failure, Outcome, respond};
-use crate::store::{self, Store};
+use crate::store::{self, Store, WriteRecord};
 use crate::tasks::Tasks;
 use crate::watch::{self, Watches};
 use crate::write::{DeletionResult, Write};
 
+pub use crate::crd::Crds;
 pub use crate::key::Key;
 pub use crate::watch::{Events, WatchId};
 
@@ -193,9 +194,16 @@ impl ApiServer {
 
     /// Writes or deletes an object and reports the write to watches and controllers.
     pub(crate) fn commit(&mut self, write: &Write, after: Option<Value>) -> Arc<Value> {
-        let record = self.store.commit(&write.key(), after);
+        let record = self.store(write, after);
         self.watches.publish(&record);
         self.observe(&record, write.now);
+        let object = record.after.clone().or_else(|| record.before.clone());
+        object.unwrap_or_default()
+    }
+
+    /// Writes or deletes an object.
+    pub(crate) fn store(&mut self, write: &Write, after: Option<Value>) -> Arc<WriteRecord> {
+        let record = self.store.commit(&write.key(), after);
         self.changes.push(Change {
             revision: record.revision,
             at: write.now,
@@ -205,8 +213,7 @@ impl ApiServer {
             by: write.author.clone(),
             subresource: write.subresource.clone(),
         });
-        let object = record.after.clone().or_else(|| record.before.clone());
-        object.unwrap_or_default()
+        record
     }
 
     fn next_hash(&mut self) -> [u8; 32] {

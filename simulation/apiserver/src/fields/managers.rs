@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::set::FieldSet;
 
@@ -71,12 +71,15 @@ fn is_reset(object: &Value, built_in: bool) -> bool {
     }
 }
 
-/// Returns a copy of an object without `managedFields`, which are often the largest part.
-pub(super) fn without_managed_fields(object: &Value) -> Value {
+/// Returns a copy of an object without `managedFields`, which are often the largest part, and without these fields.
+pub(super) fn without_managed_fields(object: &Value, left_out: &Map<String, Value>) -> Value {
     let Value::Object(fields) = object else {
         return object.clone();
     };
-    let copies = fields.iter().map(|(name, value)| {
+    let fields = fields
+        .iter()
+        .filter(|(name, _)| !left_out.contains_key(*name));
+    let copies = fields.map(|(name, value)| {
         let value = match value {
             Value::Object(metadata) if name == "metadata" => {
                 let others = metadata.iter().filter(|(name, _)| *name != "managedFields");
@@ -101,24 +104,18 @@ impl Managers {
         Self::parse(managed_fields(object)).unwrap_or_default()
     }
 
-    /// Returns the managers for an update. A client can write them, except through a subresource. A client that sends
-    /// none does not remove them.
-    pub(super) fn for_update(
-        live: Option<&Value>,
-        new: &Value,
-        subresource: &str,
-        built_in: bool,
-    ) -> Self {
-        let live_managers = || live.map(Self::read_from).unwrap_or_default();
+    /// Returns the managers for an update of the object that has these. A client can write them, except through a
+    /// subresource. A client that sends none does not remove them.
+    pub(super) fn for_update(&self, new: &Value, subresource: &str, built_in: bool) -> Self {
         if !subresource.is_empty() {
-            return live_managers();
+            return self.clone();
         }
         if is_reset(new, built_in) {
             return Self::default();
         }
         match Self::parse(managed_fields(new)) {
             Some(managers) if !managers.0.is_empty() => managers,
-            _ => live_managers(),
+            _ => self.clone(),
         }
     }
 
@@ -204,7 +201,8 @@ impl Managers {
     /// Removes the fields that another manager has written or removed.
     pub(super) fn lose(&mut self, written: &FieldSet, removed: &FieldSet) {
         for entry in self.0.values_mut() {
-            entry.set = entry.set.difference(written).difference(removed);
+            entry.set.remove(written);
+            entry.set.remove(removed);
         }
     }
 

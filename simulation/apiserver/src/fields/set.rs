@@ -229,11 +229,21 @@ impl FieldSet {
     /// Returns the members that are not members of the other set.
     #[must_use]
     pub(super) fn difference(&self, other: &Self) -> Self {
-        let members = self.members.difference(&other.members).cloned().collect();
-        self.with_remaining(members, |element, set| match other.children.get(element) {
-            Some(other) => set.difference(other),
-            None => set.clone(),
-        })
+        let mut difference = self.clone();
+        difference.remove(other);
+        difference
+    }
+
+    /// Removes the members of the other set.
+    pub(super) fn remove(&mut self, other: &Self) {
+        self.members
+            .retain(|element| !other.members.contains(element));
+        self.children.retain(|element, set| {
+            if let Some(other) = other.children.get(element) {
+                set.remove(other);
+            }
+            !set.is_empty()
+        });
     }
 
     #[must_use]
