@@ -97,7 +97,7 @@ impl Simulation {
     pub fn new(seed: u64) -> std::io::Result<Self> {
         log::install_panic_hook();
         let mut generator = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let tick_interval = [10, 20, 50, 100][generator.random_range(0..4_usize)];
+        let tick_interval = [50, 100, 200][generator.random_range(0..3_usize)];
         let mut queue = EventQueue::default();
         queue.push(tick_interval, QueuedEvent::Tick);
         Ok(Self {

@@ -44,6 +44,8 @@ pub struct Settings {
     pub tenants: Vec<PlannedTenant>,
     /// Whether the home cluster is a member, too.
     pub self_cluster: bool,
+    /// Whether the clusters have Krypton's CRDs before any program starts, as after a first installation.
+    pub crds_exist: bool,
     /// Length of the chaos.
     pub chaos: Millis,
     /// How long nothing may happen at the end.

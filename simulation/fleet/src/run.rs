@@ -6,12 +6,10 @@ use crate::faults;
 use crate::observe::{Event, Observation};
 use crate::oracles::{Oracles, Phase, Violation};
 use crate::plan::{Action, Plan};
-use crate::stage::Fleet;
+use crate::stage::{Fleet, START};
 use crate::time::Millis;
 
 const SECOND: Millis = 1000;
-/// Time until the hub has started, and until all members are connected.
-const START: Millis = 180 * SECOND;
 /// Time between the Tenants' creation and the chaos.
 const INSTALL: Millis = 10 * SECOND;
 /// Time from the end of the chaos until the fleet must have converged.

@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::future::LocalBoxFuture;
@@ -20,7 +20,7 @@ use krypton_agent::credentials::store::SECRET as IDENTITY_SECRET;
 use krypton_hub::args::Settings as HubSettings;
 use krypton_runtime::telemetry::Log;
 use krypton_runtime::watchdog::Watchdog;
-use krypton_sim_apiserver::server::{ApiServer, Key, Options};
+use krypton_sim_apiserver::server::{ApiServer, Crds, Key, Options};
 use krypton_types::fingerprint;
 use krypton_types::join_bundle::JoinBundle;
 use krypton_types::join_info::{self, JoinInfo};
@@ -35,11 +35,14 @@ use crate::chart;
 use crate::conductor::{Program, ProgramContext, Simulation};
 use crate::object::has_true_condition;
 use crate::plan::{
-    COPY_PREFIX, Chart, Edge, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE,
+    Access, COPY_PREFIX, Chart, Edge, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE,
     UNTRUSTED_NAMESPACE, VALUES_CONFIG_MAP,
 };
+use crate::time::Millis;
 use crate::user_client::UserClient;
 
+/// Time until the hub has started, and until all members are connected.
+pub(crate) const START: Millis = 180_000;
 const HUB_PORT: u16 = 9443;
 /// Address of the Service for agents.
 const HUB_SERVICE_IP: [u8; 4] = [10, 0, 9, 1];
@@ -59,6 +62,9 @@ impl Fleet<'_> {
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         for (index, name) in self.settings.clusters().iter().enumerate() {
             add_cluster(simulation, name, index)?;
+            if self.settings.crds_exist {
+                created_crds()?.add_to(simulation, name);
+            }
         }
         simulation.add_service((HUB_SERVICE_IP, HUB_PORT).into(), leader_address);
         let values = json!({
@@ -174,6 +180,61 @@ impl Fleet<'_> {
         simulation.add_host(&host, ip, hub_program(self.settings.chart, flags, env));
         Ok(())
     }
+}
+
+/// The CRDs that a hub creates on its cluster, and an agent on its own.
+#[derive(Debug)]
+struct CreatedCrds {
+    home: Crds,
+    edge: Crds,
+}
+
+impl CreatedCrds {
+    fn add_to(&self, simulation: &mut Simulation, name: &str) {
+        let crds = if name == HOME { &self.home } else { &self.edge };
+        simulation.change_cluster(name, |cluster, now| cluster.server.add_crds(crds, now));
+    }
+}
+
+/// Returns the CRDs of a fleet, which the first call starts.
+fn created_crds() -> anyhow::Result<&'static CreatedCrds> {
+    static CREATED: OnceLock<Result<CreatedCrds, String>> = OnceLock::new();
+    let created = CREATED.get_or_init(|| create_crds().map_err(|error| format!("{error:#}")));
+    created.as_ref().map_err(|error| anyhow!("{error}"))
+}
+
+fn create_crds() -> anyhow::Result<CreatedCrds> {
+    let edge = "edge-1";
+    let settings = Settings {
+        hubs: 1,
+        edges: vec![Edge {
+            name: edge.to_owned(),
+            access: Access::Agent,
+        }],
+        ..Settings::default()
+    };
+    let fleet = Fleet {
+        settings: &settings,
+    };
+    // No plan has this seed, so its folder has another name.
+    let mut simulation = Simulation::new(u64::MAX)?;
+    fleet.start(&mut simulation)?;
+    while !fleet.is_ready_for_agents(&simulation) {
+        ensure!(simulation.handle_next_event(START), "no hub leads");
+    }
+    fleet.join_agents(&mut simulation)?;
+    while !fleet.all_connected(&simulation) {
+        ensure!(simulation.handle_next_event(START), "no agent is connected");
+    }
+    let crds = |name: &str| {
+        simulation
+            .cluster(name)
+            .map(|cluster| cluster.server.crds())
+    };
+    Ok(CreatedCrds {
+        home: crds(HOME).unwrap_or_default(),
+        edge: crds(edge).unwrap_or_default(),
+    })
 }
 
 fn add_cluster(simulation: &mut Simulation, name: &str, index: usize) -> anyhow::Result<()> {

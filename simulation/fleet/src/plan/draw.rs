@@ -18,6 +18,10 @@ use crate::time::Millis;
 pub(super) struct PlanSize {
     edges: RangeInclusive<u32>,
     tenants: RangeInclusive<u32>,
+    /// Probability of a second hub.
+    second_hub: f64,
+    /// Probability that the CRDs exist before the start.
+    crds_exist: f64,
     /// In seconds.
     chaos: RangeInclusive<Millis>,
     /// Mean time between two steps.
@@ -28,6 +32,8 @@ pub(super) struct PlanSize {
 pub(super) const FULL: PlanSize = PlanSize {
     edges: 1..=3,
     tenants: 2..=6,
+    second_hub: 0.5,
+    crds_exist: 0.25,
     chaos: 30..=300,
     mean_pause: 3_000,
     quiet: 90_000,
@@ -35,9 +41,11 @@ pub(super) const FULL: PlanSize = PlanSize {
 pub(super) const SHORT: PlanSize = PlanSize {
     edges: 1..=1,
     tenants: 1..=2,
-    chaos: 5..=25,
-    mean_pause: 2_000,
-    quiet: 20_000,
+    second_hub: 0.25,
+    crds_exist: 0.75,
+    chaos: 5..=15,
+    mean_pause: 1_500,
+    quiet: 10_000,
 };
 /// Pause between two faults of one target.
 const MIN_PAUSE: Millis = 1_000;
@@ -184,10 +192,11 @@ fn draw_settings(rng: &mut Xoshiro256PlusPlus, size: &PlanSize) -> Settings {
     ];
     let chart = charts.get(rng.random_range(0..charts.len())).copied();
     Settings {
-        hubs: rng.random_range(1..=2),
+        hubs: 1 + u32::from(rng.random_bool(size.second_hub)),
         edges,
         tenants,
         self_cluster,
+        crds_exist: rng.random_bool(size.crds_exist),
         chaos: rng.random_range(size.chaos.clone()) * 1_000,
         quiet: size.quiet,
         at_start: None,

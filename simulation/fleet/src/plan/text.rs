@@ -268,6 +268,9 @@ impl fmt::Display for Settings {
         }
         let self_cluster = if self.self_cluster { "yes" } else { "no" };
         writeln!(f, "\nself-cluster {self_cluster}")?;
+        if self.crds_exist {
+            writeln!(f, "crds exist")?;
+        }
         writeln!(f, "chaos {}", Seconds(self.chaos))?;
         writeln!(f, "quiet {}", Seconds(self.quiet))?;
         writeln!(f, "chart {}", self.chart.to_words().concat())?;
@@ -341,6 +344,7 @@ fn parse_setting(settings: &mut Settings, words: &[&str]) -> Option<()> {
                 .collect::<Option<_>>()?;
         }
         ["self-cluster", value @ ("yes" | "no")] => settings.self_cluster = *value == "yes",
+        ["crds", "exist"] => settings.crds_exist = true,
         ["at-start", rest @ ..] => settings.at_start = Some(rest.join(" ").parse::<Action>().ok()?),
         ["chaos", length] => settings.chaos = parse_seconds(length)?,
         ["quiet", length] => settings.quiet = parse_seconds(length)?,
