@@ -91,10 +91,18 @@ check_target() {
   installed=$(rustup target list --installed)
   grep -qxF -e "$target" <<<"$installed" || fail "Rust's target $target is missing: run 'rustup target add $target'"
   compiler=$(compiler_of "$target")
-  # A compiler without the C library of the target fails only here.
-  echo '#include <stdlib.h>
-int main(void) { return 0; }' | "$compiler" -x c - -o /dev/null 2>/dev/null ||
+  compiles "$compiler" ||
     fail "$compiler does not compile C programs for $target, which the TLS library needs: install it with the C library of that system"
+}
+
+# compiles COMPILER: checks that it has the C library of its target. The linker for Windows can not write to /dev/null.
+compiles() {
+  local folder status=0
+  folder=$(mktemp -d) || return
+  echo '#include <stdlib.h>
+int main(void) { return 0; }' | "$1" -x c - -o "$folder/program" || status=$?
+  rm -rf "${folder:?}"
+  return $status
 }
 
 programs() {
