@@ -82,14 +82,13 @@ plugin_name() { case $1 in windows_*) echo kubectl-krypton.exe ;; *) echo kubect
 
 # A missing target fails before the long builds.
 check_target() {
-  local target=$1 compiler installed
+  local target=$1 compiler library
   system_of "$target" >/dev/null
   case $target in
     *-apple-darwin) [ "$(uname)" = Darwin ] || fail "$target needs the libraries of macOS: build it on macOS" ;;
   esac
-  command -v rustup >/dev/null || fail "no rustup found, which installs Rust's target $target: https://rustup.rs"
-  installed=$(rustup target list --installed)
-  grep -qxF -e "$target" <<<"$installed" || fail "Rust's target $target is missing: run 'rustup target add $target'"
+  library=$(rustc --print target-libdir --target "$target")
+  [ -d "$library" ] || fail "Rust's standard library for $target is missing: run 'rustup target add $target'"
   compiler=$(compiler_of "$target")
   compiles "$compiler" ||
     fail "$compiler does not compile C programs for $target, which the TLS library needs: install it with the C library of that system"
