@@ -80,7 +80,7 @@ pub(crate) async fn run(args: Install, target: &Target<'_>) -> Result<CommandOut
     Ok(output)
 }
 
-/// Reads a join bundle into a temporary file, whose path Helm accepts in a flag.
+/// Copies a valid join bundle into a temporary file.
 fn copy_bundle(path: &Path) -> Result<NamedTempFile, KubectlError> {
     let bundle = check::read_bundle(path)?;
     let yaml = bundle.to_yaml().map_err(|error| {
@@ -91,6 +91,22 @@ fn copy_bundle(path: &Path) -> Result<NamedTempFile, KubectlError> {
 
 /// Returns Helm's flag for the join bundle in this file.
 pub(crate) fn bundle_flag(file: &NamedTempFile) -> [String; 2] {
-    let value = format!("join.bundle={}", file.path().display());
-    ["--set-file".to_owned(), value]
+    let path = escape(&file.path().display().to_string());
+    ["--set-file".to_owned(), format!("join.bundle={path}")]
+}
+
+/// Escapes a path for Helm's flag, where a backslash escapes the next character and a comma ends the value.
+fn escape(path: &str) -> String {
+    path.replace('\\', r"\\").replace(',', r"\,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_of_windows_is_escaped_for_helm() {
+        let path = r"C:\Users\Jane, Doe\bundle";
+        assert_eq!(escape(path), r"C:\\Users\\Jane\, Doe\\bundle");
+    }
 }
