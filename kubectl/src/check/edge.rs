@@ -1,6 +1,7 @@
 //! Checks what an agent needs with a join bundle, from this machine: the bundle, and a connection to the hub.
 
 use std::error::Error as _;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,13 +26,26 @@ const CONNECTION_REMEDY: &str =
     "check that the hub listens at this address, and that no device changes the connection";
 
 pub(crate) fn read(file: &Path) -> Result<JoinBundle, KubectlError> {
-    let text = std::fs::read_to_string(file).map_err(|error| {
+    let text = std::fs::read(file).and_then(decode).map_err(|error| {
         KubectlError::Failed(format!("reading {} failed: {error}", file.display()))
     })?;
     JoinBundle::parse(&text).map_err(|error| {
         let error = chain(&error);
         KubectlError::Failed(format!("{} is not valid: {error}", file.display()))
     })
+}
+
+/// Decodes UTF-8, and UTF-16, in which Windows PowerShell writes the output of `join` into a file.
+fn decode(bytes: Vec<u8>) -> io::Result<String> {
+    match bytes.strip_prefix(&[0xff, 0xfe]) {
+        Some(utf16) => {
+            let (units, _) = utf16.as_chunks();
+            let units = units.iter().map(|unit| u16::from_le_bytes(*unit));
+            let text: Result<_, _> = char::decode_utf16(units).collect();
+            text.map_err(io::Error::other)
+        }
+        None => String::from_utf8(bytes).map_err(io::Error::other),
+    }
 }
 
 /// Checks the bundle, and each address of the hub in it.
@@ -145,6 +159,16 @@ mod tests {
 
     use super::*;
     use crate::tests::{ca_pem, now};
+
+    #[test]
+    fn bundle_is_read_as_powershell_writes_it() {
+        let utf16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        assert_eq!(decode(utf16("\u{feff}é: 𝄞")).unwrap(), "é: 𝄞");
+        assert_eq!(decode("é: 𝄞".into()).unwrap(), "é: 𝄞");
+        for invalid in [&b"\xff"[..], b"\xff\xfe\x00\xd8"] {
+            assert!(decode(invalid.to_vec()).is_err(), "{invalid:?}");
+        }
+    }
 
     fn bundle(addresses: Vec<String>) -> JoinBundle {
         JoinBundle {
