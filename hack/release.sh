@@ -201,7 +201,7 @@ components() {
       $0 != "" {
         split($1, crate, " ")
         version = substr(crate[2], 2)
-        gsub("/", " OR ", $2)
+        gsub(/ *\/ */, " OR ", $2)
         print "cargo\t" crate[1] "\t" version "\t" $2 "\t" checksum[crate[1] " " version]
       }' Cargo.lock -
   go version -m "$work/helm" | awk -F '\t' '
