@@ -34,7 +34,9 @@ impl ChartRef {
 
 impl fmt::Display for ChartRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let short: String = self.version.chars().take(64).collect();
+        // An exact version that is not verified yet is a range.
+        let version = self.version.strip_prefix('=').unwrap_or(&self.version);
+        let short: String = version.chars().take(64).collect();
         match (self.name_shown(), short.as_str()) {
             (name, "") => write!(f, "chart {name}, newest version")?,
             (name, version) => write!(f, "chart {name}, version {}", version.escape_debug())?,

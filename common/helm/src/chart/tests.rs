@@ -128,6 +128,7 @@ async fn invalid_version_is_rejected_and_range_not_fetched() {
     // The error reports the cause.
     let error = cache.fetch(&repository.chart("=9.9.9")).await.unwrap_err();
     assert_eq!(error.reason(), "VersionNotFound");
+    assert!(error.to_string().contains("version 9.9.9,"), "{error}");
     let site = &repository.site;
     assert_eq!(site.all_hits(), site.hits("/index.yaml"));
 }
