@@ -23,7 +23,9 @@ pub(super) fn for_tenant(reason: &str) -> Option<&'static str> {
             "correct the right, admission policy or schema that the message names on that cluster; kubectl krypton resync skips the back-off"
         }
         reason::SUSPENDED => "nothing: it continues when the cluster accepts writes again",
-        reason::NOT_READY => "look at the workload that the message names, on that cluster",
+        reason::NOT_READY => {
+            "look at the workload that the message names and at its pods, with kubectl describe on that cluster"
+        }
         reason::RELEASE_IN_USE => {
             "annotate with mesh.openkcm.io/adopt=true if the message offers it; otherwise delete the Tenant, which keeps the other release, and recreate it with another spec.workspace"
         }
