@@ -7,7 +7,7 @@ mod member;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use krypton_crds::tenant::{HistoryEntry, RevisionOutcome, Tenant, TenantStatus};
-use krypton_types::conditions::{self, PLACED, READY, State, TARGET_RESOLVED, Truth};
+use krypton_types::conditions::{self, ClusterState, PLACED, READY, State, TARGET_RESOLVED, Truth};
 use krypton_types::names::{ORPHAN_ANNOTATION, PAUSED_ANNOTATION, SELF_CLUSTER};
 use krypton_types::placed_tenant::placed_on;
 use krypton_types::tenant::TenantKey;
@@ -92,7 +92,7 @@ pub(super) fn explain(
     }
     explainer.explain_events(&sources.events);
     let is_ready = match &sources.member_report {
-        Lookup::Found(report) => report.state.ready.truth == Truth::True,
+        Lookup::Found(report) => is_ready_on_member(&report.state),
         _ => tenant.is_some_and(|tenant| is_ready(tenant, &status, member)),
     };
     Explanation {
@@ -102,13 +102,23 @@ pub(super) fn explain(
 }
 
 fn is_ready(tenant: &Tenant, status: &TenantStatus, member: Option<&str>) -> bool {
-    let truth = match member {
+    let is_ready = match member {
         Some(member) => conditions::clusters(&status.conditions)
             .get(member)
-            .map(|state| state.ready.truth),
-        None => conditions::find(&status.conditions, READY).map(|state| state.truth),
+            .is_some_and(is_ready_on_member),
+        None => conditions::find(&status.conditions, READY)
+            .is_some_and(|ready| ready.truth == Truth::True),
     };
-    truth == Some(Truth::True) && is_current(tenant, status.observed_generation)
+    is_ready && is_current(tenant, status.observed_generation)
+}
+
+/// After a failed upgrade, the previous revision is ready, and the Tenant is not.
+fn is_ready_on_member(state: &ClusterState) -> bool {
+    let has_error = state
+        .error
+        .as_ref()
+        .is_some_and(|error| error.truth == Truth::True);
+    state.ready.truth == Truth::True && !has_error
 }
 
 /// Returns whether the object stays, and its status describes this generation.

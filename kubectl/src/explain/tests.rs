@@ -395,8 +395,13 @@ fn tenant_only_on_member_is_explained_from_report() {
         error: Some(state(Truth::True, "InstallFailed")),
         ..ClusterState::from(state(Truth::False, "NotReady"))
     };
+    let upgrade_failed = ClusterState {
+        error: Some(state(Truth::True, "VersionNotFound")),
+        ..installed.clone()
+    };
     for (state, ready, line) in [
         (installed, true, "✓ Installed: a message"),
+        (upgrade_failed, false, "✗ VersionNotFound: a message"),
         (failed, false, "✗ InstallFailed: a message"),
     ] {
         let explanation = explanation::explain(&key(), Some("edge-1"), &sources(state), now());
