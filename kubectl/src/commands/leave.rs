@@ -160,17 +160,23 @@ fn reason(object: &DynamicObject) -> Option<String> {
 fn advice(object: &DynamicObject, orphan: bool) -> String {
     let mut text = match orphan {
         true => "its releases stay installed; its agent keeps its last desired state until you uninstall the agent's chart\n",
-        false => "the hub first uninstalls its releases and deletes the namespaces that Krypton created; it waits for a cluster that is unreachable\n",
+        false => "the hub first uninstalls its releases and deletes the namespaces that Krypton created; if the cluster is unreachable, the hub waits\n",
     }
     .to_owned();
-    if let Some(source) = spec(object).source_ref {
-        let namespace = source.namespace.map(|namespace| format!("{namespace}/"));
-        text += &format!(
-            "its source is {} {}{}; the cluster joins again only if you remove and recreate that\n",
-            source.kind,
-            namespace.unwrap_or_default(),
-            source.name.unwrap_or_default()
-        );
+    match spec(object).source_ref {
+        Some(source) => {
+            let namespace = source.namespace.map(|namespace| format!("{namespace}/"));
+            text += &format!(
+                "its source is {} {}{}; the cluster joins again only if you remove and recreate that\n",
+                source.kind,
+                namespace.unwrap_or_default(),
+                source.name.unwrap_or_default()
+            );
+        }
+        None if orphan => {}
+        None => {
+            text += "its agent keeps running until you run 'kubectl krypton uninstall agent' on that cluster\n";
+        }
     }
     text
 }
@@ -217,7 +223,9 @@ mod tests {
             json!({"sourceRef": {"kind": "Secret", "namespace": "krypton", "name": "edge-1"}});
         let text = advice(&object(spec, json!({})), true);
         assert!(text.contains("Secret krypton/edge-1"), "{text}");
-        let text = advice(&object(json!({}), json!({})), false);
-        assert_eq!(text.lines().count(), 1);
+        let by_agent = object(json!({}), json!({}));
+        assert_eq!(advice(&by_agent, true).lines().count(), 1);
+        let text = advice(&by_agent, false);
+        assert!(text.contains("kubectl krypton uninstall agent"), "{text}");
     }
 }
