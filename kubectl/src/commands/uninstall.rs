@@ -163,7 +163,11 @@ async fn count_objects(cluster: &Connection, kind: Kind) -> Option<String> {
     // The API server counts the rest.
     let rest = list.metadata.remaining_item_count.unwrap_or_default();
     let count = rest.saturating_add(i64::try_from(list.items.len()).unwrap_or_default());
-    Some(format!("{count} {}", objects.kind.plural))
+    let name = match count {
+        1 => objects.kind.kind.to_lowercase(),
+        _ => objects.kind.plural.clone(),
+    };
+    Some(format!("{count} {name}"))
 }
 
 /// Describes what is left, and how to remove it.
