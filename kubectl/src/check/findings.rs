@@ -1,12 +1,13 @@
 //! Judges what `check` has read. Pure: equal answers produce equal lines.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::version::Info;
-use krypton_crds::edge_cluster::{EdgeCluster, TenantCounts};
+use krypton_crds::edge_cluster::{EdgeCluster, EdgeClusterStatus, TenantCounts};
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::{SCHEMA_VERSION, schema_version};
 use krypton_runtime::crd::is_established;
@@ -28,6 +29,8 @@ const MIN_MINOR_VERSION: u32 = 30;
 const PROGRAM_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Members with a defect that have their own lines.
 const MAX_MEMBERS: usize = 20;
+/// Reasons of failing Tenants in the line of a member.
+const MAX_REASONS: usize = 3;
 
 /// Largest difference of two clocks that is harmless.
 const CLOCK_DIFFERENCE: Duration = Duration::from_secs(2);
@@ -471,6 +474,23 @@ fn agent_clocks(members: &[Value]) -> Option<Line> {
     (agreeing > 0).then(|| Line::ok(text))
 }
 
+/// Returns the first reasons of the Tenants in phase Error, as the end of a line.
+fn error_reasons(status: &EdgeClusterStatus) -> String {
+    let summaries = status.tenant_summaries.iter().flat_map(|it| &it.tenants);
+    let failing = summaries.filter(|tenant| tenant.state == "Error");
+    let reasons: BTreeSet<&str> = failing.map(|tenant| tenant.reason.as_str()).collect();
+    let omitted = if reasons.len() > MAX_REASONS {
+        ", …"
+    } else {
+        ""
+    };
+    let shown: Vec<&str> = reasons.into_iter().take(MAX_REASONS).collect();
+    match shown.is_empty() {
+        true => String::new(),
+        false => format!(": {}{omitted}", shown.join(", ")),
+    }
+}
+
 fn member(object: &Value, hub_version: Option<&str>, now: Timestamp) -> Vec<Line> {
     let name = text_at(object, "/metadata/name").unwrap_or_default();
     let mut explainer = Explainer::new(now);
@@ -496,7 +516,8 @@ fn member(object: &Value, hub_version: Option<&str>, now: Timestamp) -> Vec<Line
         warn(text, (&remedy, ACCEPTANCE_DOCS));
     }
     if let Some(TenantCounts { total, error, .. }) = status.tenants.filter(|it| it.error > 0) {
-        let text = format!("{error} of {total} Tenants are in phase Error");
+        let reasons = error_reasons(&status);
+        let text = format!("{error} of {total} Tenants are in phase Error{reasons}");
         warn(&text, FAILING_TENANTS);
     }
     if let (Some(agent_version), Some(hub_version)) = (&status.agent_version, hub_version)

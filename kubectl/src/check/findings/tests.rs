@@ -335,6 +335,11 @@ fn clock_of_each_agent_is_judged() {
 #[test]
 fn each_defect_of_member_is_shown() {
     let counts = json!({"tenants": {"total": 4, "ready": 3, "pending": 0, "error": 1}});
+    let summary = |state: &str, reason: &str| json!({"namespace": "a", "name": "b", "state": state, "reason": reason});
+    let failing = summary("Error", "VersionNotFound");
+    let tenants = [failing.clone(), failing, summary("NotReady", "Installing")];
+    let mut with_reasons = counts.clone();
+    with_reasons["tenantSummaries"] = json!({"tenants": tenants, "omitted": 0});
     let soon = "CertificateExpiresSoon";
     let conditions = [
         condition("Connected", "True", "Connected", ""),
@@ -347,7 +352,12 @@ fn each_defect_of_member_is_shown() {
     for (spec, status, expected) in [
         (paused, json!({}), "! paused"),
         (not_accepted, json!({}), "kubectl krypton accept edge-1"),
-        (json!({}), counts, "! 1 of 4 Tenants are in phase Error"),
+        (json!({}), counts, "! 1 of 4 Tenants are in phase Error\n"),
+        (
+            json!({}),
+            with_reasons,
+            "! 1 of 4 Tenants are in phase Error: VersionNotFound\n",
+        ),
         (json!({}), old_agent, "! its agent has version 0.0.1"),
         (
             json!({}),
