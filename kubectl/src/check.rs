@@ -14,10 +14,11 @@ use clap::Args;
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::access::ServiceAccount;
 use krypton_types::join_bundle::roots_in;
 use krypton_types::validity::Validity;
-use kube::{Api, ResourceExt as _};
+use kube::{Api, CustomResourceExt as _, ResourceExt as _};
 use serde_json::{Value, json};
 
 use crate::error::KubectlError;
@@ -202,7 +203,12 @@ async fn check_installation(
         }
         let hub_version = info.map(|info| info.version);
         lines.extend(hub_version.as_deref().map(findings::hub_version));
-        if !hub_only {
+        // Without the CRD, the list of the members fails too.
+        let crd = EdgeCluster::crd_name();
+        let is_missing = |(name, lookup): &(String, Lookup<_>)| {
+            *name == crd && matches!(lookup, Lookup::NotFound)
+        };
+        if !hub_only && (members.is_ok() || !crds.iter().any(is_missing)) {
             lines.extend(findings::members(&members, hub_version.as_deref(), now));
         }
         lines

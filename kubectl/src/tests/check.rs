@@ -67,6 +67,18 @@ async fn check_of_hub_only_omits_members() {
     assert!(all.starts_with(hub_only.trim_end()), "{all}\n{hub_only}");
 }
 
+#[tokio::test]
+async fn missing_crd_has_one_line() {
+    let server = FakeApiServer::with_handler(|uri| respond(uri, true)).await;
+    let (_, lines) = run_check(&server, &[]).await;
+    let text = format!("{lines:?}");
+    assert!(
+        text.contains("edgeclusters.mesh.openkcm.io is missing"),
+        "{text}"
+    );
+    assert!(!text.contains("the members are not known"), "{text}");
+}
+
 const MANIFEST: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\n\
                         apiVersion: example.org/v1\nkind: Thing\nmetadata: {name: b}\n";
 
