@@ -14,7 +14,7 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Carg
 tag=${TAG:-$version}
 prefix=${REGISTRY:+${REGISTRY%/}/}
 work=${IMAGES_DIR:-${CARGO_TARGET_DIR:-$PWD/target}/images}
-# BuildKit of docker 23 and newer dates the image with it; files are dated 0.
+# BuildKit 0.11 of docker 24 and newer dates the image with it; files are dated 0.
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 export DOCKER_BUILDKIT=1
 
