@@ -11,13 +11,16 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::error::KubectlError;
-use crate::home::Target;
-use crate::objects::{Objects, condition};
-use crate::render::{CommandOutput, one_line};
+use crate::home::{Connection, Target};
+use crate::kind::Kind;
+use crate::objects::{Objects, Scope, condition};
+use crate::render::{CommandOutput, list_at, one_line, text_at};
 
 const INTERVAL: Duration = Duration::from_secs(2);
 /// The hub adds its finalizer within a second or two.
 const FINALIZER_DEADLINE: Duration = Duration::from_secs(30);
+/// Maximum number of KryptonDeployments that the advice names.
+const MAX_NAMES: usize = 5;
 const EXAMPLES: &str = "\
 Examples:
   # Remove a cluster from the fleet, and keep its releases
@@ -66,6 +69,9 @@ pub(crate) async fn run(leave: Leave, target: &Target<'_>) -> Result<CommandOutp
         stdout: format!("{} is leaving\n", members.full_name(name)),
         stderr: advice(&member, leave.orphan),
     };
+    if leave.uninstall {
+        output.stderr += &Box::pin(remaining_deployments(&home, name)).await;
+    }
     match leave.wait {
         Some(deadline) if !wait_until_gone(&members, &member, deadline).await? => {
             let error = KubectlError::Refused(format!(
@@ -181,9 +187,65 @@ fn advice(object: &DynamicObject, orphan: bool) -> String {
     text
 }
 
+/// Describes the KryptonDeployments whose release the hub uninstalls there.
+async fn remaining_deployments(home: &Connection, member: &str) -> String {
+    let deployments = home.untyped(Kind::Deployment.resource(), &Scope::All);
+    // The home cluster may not have the kind, and the user may not list it.
+    let deployments = deployments.list_values().await.unwrap_or_default();
+    deployments_advice(&deployments, member)
+}
+
+/// Without the member, the hub can't verify that the release is gone.
+fn deployments_advice(deployments: &[Value], member: &str) -> String {
+    let is_placed = |deployment: &&Value| {
+        list_at(deployment, "/status/placements").any(|placement| placement["cluster"] == member)
+    };
+    let placed = deployments.iter().filter(is_placed);
+    let names: Vec<String> = placed
+        .map(|deployment| {
+            let field = |pointer| text_at(deployment, pointer).unwrap_or_default();
+            format!(
+                "{}/{}",
+                field("/metadata/namespace"),
+                field("/metadata/name")
+            )
+        })
+        .collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    let omitted = match names.len() > MAX_NAMES {
+        true => ", …",
+        false => "",
+    };
+    let shown: Vec<&str> = names.iter().take(MAX_NAMES).map(String::as_str).collect();
+    format!(
+        "these KryptonDeployments stay on the home cluster: {}{omitted}; if you delete one, also set its annotation {ORPHAN_ANNOTATION}=true, because without the cluster its deletion waits\n",
+        shown.join(", ")
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn leave_names_deployments_of_the_member() {
+        let deployment = |name: &str, cluster: &str| {
+            json!({
+                "metadata": {"namespace": "a", "name": name},
+                "status": {"placements": [{"cluster": cluster, "clusterUid": "u"}]},
+            })
+        };
+        let mut deployments = vec![deployment("one", "edge-1"), deployment("two", "edge-2")];
+        assert_eq!(deployments_advice(&deployments, "edge-3"), "");
+        let text = deployments_advice(&deployments, "edge-1");
+        assert!(text.contains("home cluster: a/one; if"), "{text}");
+        assert!(text.contains("mesh.openkcm.io/orphan=true"), "{text}");
+        deployments.extend((0..MAX_NAMES).map(|number| deployment(&number.to_string(), "edge-1")));
+        let text = deployments_advice(&deployments, "edge-1");
+        assert!(text.contains("a/one, a/0, a/1, a/2, a/3, …; if"), "{text}");
+    }
 
     fn object(spec: Value, annotations: Value) -> DynamicObject {
         serde_json::from_value(json!({
