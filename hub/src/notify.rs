@@ -127,6 +127,23 @@ impl Notifier {
         (Self(Some(state)), sending)
     }
 
+    /// Returns a notifier, and a function that yields its changes. They need not be due.
+    #[cfg(test)]
+    pub(crate) fn recording(leader: Leader) -> (Self, impl Fn() -> Option<String>) {
+        let state = Arc::new(State {
+            changes: Mutex::default(),
+            leader,
+            counts: NotificationCounts::default(),
+            allow_chart_skip: false,
+        });
+        let notifier = Self(Some(Arc::clone(&state)));
+        let next_change = move || {
+            let Change { kind, from, to, .. } = state.take_any()?;
+            Some(format!("{kind:?}: {from} -> {to}"))
+        };
+        (notifier, next_change)
+    }
+
     /// Records a member's report on a Tenant. An unknown state is not a change: the member is about to report.
     pub(crate) fn tenant(&self, member: &str, key: &TenantKey, report: &TenantReport) {
         let Some(state) = &self.0 else { return };
@@ -315,6 +332,14 @@ impl State {
         }
         self.changes.lock().take(term, now)
     }
+
+    /// Takes a change, even one that is not due.
+    #[cfg(test)]
+    fn take_any(&self) -> Option<Change> {
+        let later = BootTime::now() + 2 * changes::SETTLE;
+        let term = self.leader.term_since()?;
+        self.changes.lock().take(term, later)
+    }
 }
 
 #[cfg(test)]
@@ -336,30 +361,18 @@ mod tests {
     #[test]
     fn only_leader_records_known_phases() {
         let (leader_state, leader) = Leader::with_state(LeaderState::Standby { leader: None });
-        let state = Arc::new(State {
-            changes: Mutex::default(),
-            leader,
-            counts: NotificationCounts::default(),
-            allow_chart_skip: false,
-        });
-        let notifier = Notifier(Some(Arc::clone(&state)));
+        let (notifier, next_change) = Notifier::recording(leader);
         let key = TenantKey::new("default", "acme");
         let report = |truth| TenantReport::new(1, ConditionState::new(truth, "Reason", ""));
-        let taken = || {
-            let term = state.leader.term_since()?;
-            let later = BootTime::now() + 2 * changes::SETTLE;
-            let change = state.changes.lock().take(term, later)?;
-            Some((change.from.into_owned(), change.to.into_owned()))
-        };
         notifier.tenant("edge-1", &key, &report(Truth::False));
         leader_state.send_replace(Leader::always_leading().state());
         for truth in [Truth::Unknown, Truth::True, Truth::Unknown] {
             notifier.tenant("edge-1", &key, &report(truth));
-            assert_eq!(taken(), None);
+            assert_eq!(next_change(), None);
         }
         notifier.tenant("edge-1", &key, &report(Truth::False));
-        let expected = ("Ready".to_owned(), "Pending".to_owned());
-        assert_eq!(taken(), Some(expected));
+        let expected = "Tenant: Ready -> Pending";
+        assert_eq!(next_change().as_deref(), Some(expected));
         // Without a webhook, nothing happens.
         Notifier::default().tenant("edge-1", &key, &report(Truth::True));
     }

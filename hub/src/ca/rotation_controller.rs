@@ -90,6 +90,8 @@ impl RotationController {
         if memory.steady_version.is_some()
             && memory.steady_version == secret.metadata.resource_version
         {
+            // In a new leader term, this state is the baseline.
+            self.events.notifier().ca_rotation(RotationPhase::Steady);
             return Ok(());
         }
         let mut data = secret.data.take().unwrap_or_default();
@@ -244,3 +246,6 @@ fn annotate(secret: &mut Secret, stage: RotationStage, now: jiff::Timestamp) {
         annotations.insert(ROTATION_STATE_ANNOTATION.to_owned(), text);
     }
 }
+
+#[cfg(test)]
+mod tests;
