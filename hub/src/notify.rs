@@ -346,9 +346,82 @@ impl State {
 mod tests {
     use krypton_types::conditions::State as ConditionState;
 
+    use super::webhook::tests::answering;
     use super::*;
     use crate::edgecluster::credential_expiry::MemberCredential;
     use crate::leader::LeaderState;
+
+    /// The state of a leader with a due change of two members each.
+    fn state_with_changes() -> Arc<State> {
+        let state = Notifier::recording(Leader::always_leading()).0.0.unwrap();
+        let term = state.leader.term_since().unwrap();
+        let times = (BootTime::default(), clock::wall());
+        for member in ["edge-1", "edge-2"] {
+            let subject = member_subject(Kind::EdgeCluster, READY, member);
+            for name in ["Ready", "Unreachable"] {
+                let status = Status::named(name);
+                assert!(state.changes.lock().observe(term, subject, status, times));
+            }
+        }
+        state
+    }
+
+    fn count(state: &State, outcome: &'static str) -> u64 {
+        let counts = &state.counts.0;
+        counts.get_or_create(&[("outcome", outcome)]).get()
+    }
+
+    /// Sends changes until a second after the first failure. Returns the changes that wait then.
+    async fn send_past_failure(state: &State, status: u16) -> Vec<Change> {
+        let (webhook, _requests) = answering(status).await;
+        let stop = CancellationToken::new();
+        let mut sending = Box::pin(state.send(&webhook, &stop));
+        let failed = async {
+            while count(state, FAILED) == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = &mut sending => {}
+            () = failed => {}
+        }
+        // The shortest back-off takes longer, and the pause between two changes less.
+        tokio::time::pause();
+        let second = tokio::time::timeout(Duration::from_secs(1), sending).await;
+        assert!(second.is_err());
+        tokio::time::resume();
+        std::iter::from_fn(|| state.take_any()).collect()
+    }
+
+    #[tokio::test]
+    async fn failed_change_is_sent_again_after_backoff() {
+        let state = state_with_changes();
+        let waiting = send_past_failure(&state, 500).await;
+        assert_eq!((waiting.len(), count(&state, FAILED)), (2, 1));
+        for change in waiting {
+            state.changes.lock().put_back(change, BootTime::default());
+        }
+        let (webhook, mut requests) = answering(200).await;
+        let stop = CancellationToken::new();
+        let received = async {
+            for _ in 0..2 {
+                requests.recv().await.unwrap();
+            }
+            stop.cancel();
+        };
+        tokio::join!(Box::pin(state.send(&webhook, &stop)), received);
+        assert_eq!(count(&state, SENT), 2);
+        assert!(state.take_any().is_none());
+    }
+
+    #[tokio::test]
+    async fn rejected_change_is_dropped_without_backoff() {
+        for status in [400, 413, 422] {
+            let state = state_with_changes();
+            let waiting = send_past_failure(&state, status).await;
+            assert_eq!(waiting.len(), 0, "{status}");
+        }
+    }
 
     #[test]
     fn member_conditions_include_all_credentials() {

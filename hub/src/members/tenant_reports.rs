@@ -460,6 +460,24 @@ mod tests {
     use krypton_types::conditions::{Truth, reason};
 
     use super::*;
+    use crate::leader::Leader;
+
+    #[test]
+    fn change_in_new_term_is_notified() {
+        let (leader_state, leader) = Leader::with_state(Leader::always_leading().state());
+        let (notifier, next_change) = Notifier::recording(leader);
+        let reports = TenantReports::default();
+        reports.set_notifier(notifier);
+        let apply = |truth, reason: &str| {
+            let report = TenantReport::new(1, State::new(truth, reason, ""));
+            let changes = [(TenantKey::new("n", "acme"), Some(report))].into();
+            assert!(reports.apply("edge-1", TenantReportChanges::new(changes)));
+        };
+        apply(Truth::True, reason::INSTALLED);
+        leader_state.send_replace(Leader::always_leading().state());
+        apply(Truth::False, reason::NOT_READY);
+        assert_eq!(next_change().as_deref(), Some("Tenant: Ready -> Pending"));
+    }
 
     #[test]
     fn member_reports_are_kept_until_resync_completes() {

@@ -240,7 +240,7 @@ impl<'a> CloudEvent<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use axum::Router;
     use axum::body::Bytes;
     use axum::http::header::LOCATION;
@@ -271,6 +271,14 @@ mod tests {
         let router = Router::new().fallback(any(handler));
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         (url.parse().unwrap(), rx)
+    }
+
+    /// Returns the webhook of a receiver that answers with this status, and the requests.
+    pub(in crate::notify) async fn answering(
+        status: u16,
+    ) -> (Webhook, mpsc::Receiver<(HeaderMap, Bytes)>) {
+        let (url, requests) = receiver(StatusCode::from_u16(status).unwrap()).await;
+        (webhook(url, KEY).await.unwrap(), requests)
     }
 
     async fn webhook(url: Url, key: &[u8]) -> Result<Webhook, WebhookError> {
@@ -324,8 +332,7 @@ mod tests {
     #[tokio::test]
     async fn redirects_and_errors_are_failures() {
         for status in [302, 307, 400, 500] {
-            let (url, mut requests) = receiver(StatusCode::from_u16(status).unwrap()).await;
-            let webhook = webhook(url, KEY).await.unwrap();
+            let (webhook, mut requests) = answering(status).await;
             let error = webhook.post(&change()).await.unwrap_err();
             assert!(error.to_string().contains(&status.to_string()), "{error}");
             assert!(requests.recv().await.is_some());

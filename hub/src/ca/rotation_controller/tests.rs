@@ -83,3 +83,21 @@ async fn rotation_is_notified_in_second_term() {
     let expected = "CertificateAuthority: Steady -> Announced";
     assert_eq!(next_change().as_deref(), Some(expected));
 }
+
+#[tokio::test]
+async fn expiry_of_ca_is_notified() {
+    let now = clock::wall();
+    let valid = ca::generate_data("a.krypton", now).unwrap();
+    let created = now.saturating_sub(ca::AUTHORITY_LIFE * 9 / 10).unwrap();
+    let expiring = ca::generate_data("a.krypton", created).unwrap();
+    let leader = Leader::always_leading();
+    let (notifier, next_change) = Notifier::recording(leader.clone());
+    let mut fixture = Fixture::new(&valid, leader, notifier).await;
+    fixture.reconcile().await;
+    fixture.store("2", &expiring);
+    // The first read replaces the CA, and the second one finds its validity.
+    fixture.reconcile().await;
+    fixture.reconcile().await;
+    let expected = "Credential: Current -> CertificateExpiresSoon";
+    assert_eq!(next_change().as_deref(), Some(expected));
+}

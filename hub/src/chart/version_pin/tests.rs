@@ -195,3 +195,25 @@ fn withheld_version_is_shown_as_range() {
     // Members reject it unchanged.
     assert_eq!(unverified_range("rubbish"), "rubbish");
 }
+
+#[tokio::test]
+async fn recorded_version_is_baseline_of_notifications() {
+    let leader = Leader::always_leading();
+    let (notifier, next_change) = Notifier::recording(leader.clone());
+    let (tx, _rx) = watch::channel(ResolvedVersion::unread("^1", false));
+    let mut pinned = pinned_version(tx);
+    pinned.notifier = notifier;
+    // The record belongs to an earlier range. No repository resolves the new one.
+    let earlier = config_map(&[(DIGEST_KEY, "earlier"), (VERSION_KEY, "1.1.0")]);
+    let resolved = pinned.resolve(Some(earlier), Some(&leader)).await;
+    assert!(resolved.is_err());
+    let digest = pinned.pin.digest();
+    let recorded = config_map(&[
+        (DIGEST_KEY, digest.as_str()),
+        (VERSION_KEY, "1.2.0"),
+        (CONTENT_KEY, "1.2.0@sha256:ab"),
+    ]);
+    let resolved = pinned.resolve(Some(recorded), Some(&leader)).await;
+    assert!(resolved.is_ok());
+    assert_eq!(next_change().as_deref(), Some("Chart: 1.1.0 -> 1.2.0"));
+}

@@ -1,6 +1,6 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use krypton_crds::edge_cluster::EdgeClusterStatus;
-use krypton_crds::krypton_deployment::KryptonDeploymentStatus;
+use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeploymentStatus};
 use krypton_crds::tenant::HistoryEntry;
 use krypton_runtime::newest::Newest as _;
 use krypton_types::conditions::{ClusterState, State, Truth, reason};
@@ -12,6 +12,7 @@ use kube::runtime::watcher::{self, Event};
 use super::watch_events::{ListErrorLog, list_error_log};
 use super::*;
 use crate::discovery::named_secrets::{SecretName, SecretState};
+use crate::notify::Notifier;
 
 struct ControllerFixture {
     controller: DeploymentController,
@@ -166,6 +167,29 @@ async fn deployment_shows_only_charts_given_by_hub() {
         let status = &decisions[0].1.status;
         assert_eq!(status.last_applied_chart.as_deref(), shown, "{reported}");
     }
+}
+
+#[tokio::test]
+async fn decided_phase_is_notified() {
+    let leader = Leader::always_leading();
+    let (notifier, next_change) = Notifier::recording(leader.clone());
+    let mut fixture = fixture();
+    fixture.controller.notices = HomeEvents::discarding().with_notifier(notifier);
+    let region = serde_json::json!({"name": "paris"});
+    fixture.list_objects([placed_object("acme", region, None)]);
+    fixture.list_members(&["edge-1"]);
+    let mut requests = Requests::default();
+    for phase in [DeploymentPhase::Ready, DeploymentPhase::Error] {
+        let ControllerFixture {
+            controller, store, ..
+        } = &mut fixture;
+        let mut decisions = store.decide(controller, &SecretStates::default(), None);
+        decisions[0].1.status.phase = Some(phase);
+        let shared = (&*controller, &leader);
+        requests.start(store, decisions, shared, (true, None), BootTime::now());
+    }
+    let expected = "KryptonDeployment: Ready -> Error";
+    assert_eq!(next_change().as_deref(), Some(expected));
 }
 
 #[tokio::test]
