@@ -324,12 +324,15 @@ impl v1::Deployment {
             state: report.map(|report| v1::DeploymentState {
                 uid: report.uid.clone(),
                 gone: report.gone,
-                state: Some(v1::TenantState::new(
-                    report.observed_generation,
-                    &report.applied_chart,
-                    &report.state,
-                    report.handled_request.clone(),
-                )),
+                state: Some(v1::TenantState {
+                    next: report.next.map(v1::Next::new),
+                    ..v1::TenantState::new(
+                        report.observed_generation,
+                        &report.applied_chart,
+                        &report.state,
+                        report.handled_request.clone(),
+                    )
+                }),
                 events: report.events.iter().map(v1::ReportedEvent::new).collect(),
                 revisions: report.revisions.as_deref().map(v1::Revisions::new),
             }),
@@ -351,6 +354,7 @@ impl v1::Deployment {
             observed_generation: state.observed_generation,
             gone: wire_state.gone,
             applied_chart: state.applied_chart.clone(),
+            next: state.next.as_ref().and_then(v1::Next::read),
             handled_request: state.handled_request.clone(),
             state: state.read(subject)?,
             events: wire_state

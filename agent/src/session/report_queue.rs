@@ -299,6 +299,7 @@ mod tests {
                 gone: false,
                 applied_chart: String::new(),
                 state: report(1).state,
+                next: None,
                 handled_request: None,
                 events: Vec::new(),
                 revisions: None,

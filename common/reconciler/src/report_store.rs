@@ -183,6 +183,7 @@ impl ReportStore {
                     gone,
                     applied_chart: applied.unwrap_or(previous_chart),
                     state,
+                    next,
                     handled_request,
                     events,
                     revisions,
@@ -448,6 +449,7 @@ mod tests {
     use krypton_crds::tenant::{Tenant, TenantSpec};
     use krypton_types::conditions::{State, Truth};
     use krypton_types::deployment::ReportedRevision;
+    use krypton_types::tenant::UpcomingStepKind;
 
     use super::*;
 
@@ -603,6 +605,21 @@ mod tests {
         };
         report_store.update_revisions(&recreated, revisions(0..9));
         assert_eq!(reported(), None, "the report is on another object");
+    }
+
+    #[test]
+    fn changed_next_step_alone_changes_deployment_report() {
+        let report_store = ReportStore::default();
+        let order = DesiredDeployment::default();
+        let owner = ReleaseOwner::Deployment(Arc::new(order.clone()));
+        let given_up = Some(UpcomingStep::new(UpcomingStepKind::GivenUp, None, 2));
+        for (next, is_changed) in [(None, true), (given_up, true), (given_up, false)] {
+            report_store.set_owner(&owner, report(1).state, "", (next, None), false);
+            let changed = report_store.take(None, 1).changes.deployments;
+            let changed = changed.get(&order.key());
+            let reported = changed.map(|report| report.as_ref().unwrap().next);
+            assert_eq!(reported, is_changed.then_some(next), "{next:?}");
+        }
     }
 
     #[test]

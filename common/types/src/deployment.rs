@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::conditions::ClusterState;
 use crate::desired::drift::DriftPolicy;
 use crate::names;
-use crate::tenant::{trim_all, trim_request};
+use crate::tenant::{UpcomingStep, trim_all, trim_request};
 use crate::text::truncate;
 use crate::values;
 
@@ -148,6 +148,9 @@ pub struct DeploymentReport {
     /// The value of `status.lastAppliedChart`. Empty until a chart is known to be applied.
     pub applied_chart: String,
     pub state: ClusterState,
+    /// The member's next automatic step after a failure or while it waits. No digest contains it.
+    #[serde(skip)]
+    pub next: Option<UpcomingStep>,
     /// The reconcile request that the member handled last. No digest contains it.
     #[serde(skip)]
     pub handled_request: Option<String>,

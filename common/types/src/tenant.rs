@@ -99,7 +99,7 @@ pub struct TenantHistory {
     pub entries: Vec<HistoryEntry>,
 }
 
-/// The next step that a member takes for a Tenant automatically, unless something changes before.
+/// The next step that a member takes for a Tenant or KryptonDeployment automatically, unless something changes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpcomingStep {
     pub step: UpcomingStepKind,

@@ -77,6 +77,7 @@ mod tests {
             gone: false,
             applied_chart: String::new(),
             state: ClusterState::from(State::new(Truth::False, reason, "")),
+            next: None,
             handled_request: None,
             events: Vec::new(),
             revisions: None,

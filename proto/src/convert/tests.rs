@@ -336,6 +336,11 @@ fn largest_report_of_deployments_fits_message() {
             progress: Some(state()),
             error: Some(state()),
         },
+        next: UpcomingStep::at_second(
+            UpcomingStepKind::GivenUp,
+            Some(i64::from(u32::MAX)),
+            u32::MAX,
+        ),
         handled_request: Some(long()),
         events: (0..9).map(|_| event()).collect(),
         revisions: Some(Arc::new(ReportedRevisions::new(
@@ -382,13 +387,15 @@ proptest! {
     fn deployment_report_round_trips_unchanged(
         observed_generation: i64, gone: bool, applied_chart in ".{0,40}", ready in state(),
         error in proptest::option::of(state()), handled_request in proptest::option::of(".{0,40}"),
+        next in proptest::option::of(0..UpcomingStepKind::ALL.len()),
         revisions in proptest::option::of(proptest::collection::vec(revision(), 0..14)),
     ) {
         let revisions = revisions.map(|all| Arc::new(ReportedRevisions::new(AGENT_MANAGER, all)));
+        let next = next.map(|step| UpcomingStep::new(UpcomingStepKind::ALL[step], None, 3));
         let key = DeploymentKey { namespace: "n".to_owned(), name: "d".to_owned() };
         let report = DeploymentReport {
             uid: "uid-1".to_owned(), observed_generation, gone, applied_chart,
-            state: ClusterState { ready, progress: None, error }, handled_request,
+            state: ClusterState { ready, progress: None, error }, next, handled_request,
             events: vec![ReportedEvent { at: 1, reason: "DriftHealed".to_owned(), message: "put right".to_owned() }],
             revisions,
         };

@@ -90,7 +90,7 @@ impl DeploymentView<'_> {
             return pending_assessment(State::new(Truth::False, ready::NOT_READY, message));
         };
         let assessment = Assessment {
-            outlook: Outlook::from_state(&report.state, None),
+            outlook: Outlook::from_state(&report.state, report.next),
             ..self.assess_report(&report.state, cluster)
         };
         let assessment = self.with_repair(assessment);

@@ -5,6 +5,7 @@ use krypton_crds::krypton_deployment::{DeploymentPhase, KryptonDeploymentSpec};
 use krypton_types::allowed_namespaces::AllowedNamespaces;
 use krypton_types::conditions::{self, ClusterState, READY};
 use krypton_types::deployment::DeploymentReport;
+use krypton_types::tenant::{UpcomingStep, UpcomingStepKind};
 
 use super::*;
 
@@ -68,6 +69,7 @@ fn report(ready: (Truth, &str), error: Option<&str>) -> DeploymentReport {
             progress: None,
             error: error.map(|error_reason| State::new(Truth::True, error_reason, "what failed")),
         },
+        next: None,
         handled_request: None,
         events: Vec::new(),
         revisions: None,
@@ -397,6 +399,10 @@ fn unready_deployment_is_reconciling_stalled_or_paused() {
         observed_generation: 2,
         ..failed(reason::RELEASE_IN_USE)
     };
+    let given_up = DeploymentReport {
+        next: Some(UpcomingStep::new(UpcomingStepKind::GivenUp, None, 3)),
+        ..failed(reason::UPGRADE_FAILED)
+    };
     let (reconciling, stalled) = (Some(conditions::RECONCILING), Some(conditions::STALLED));
     let failed_once = reported(failed(reason::UPGRADE_FAILED));
     let silent = reported(installed_report()).disconnected("edge-1");
@@ -405,6 +411,7 @@ fn unready_deployment_is_reconciling_stalled_or_paused() {
     for (case, mut fixture, expected) in [
         ("installed", reported(installed_report()), None),
         ("failed", failed_once, reconciling),
+        ("given up", reported(given_up), stalled),
         ("not reported", unreported, reconciling),
         ("earlier refusal", reported(older_generation), reconciling),
         ("refused", reported(failed(reason::RELEASE_IN_USE)), stalled),

@@ -260,6 +260,7 @@ fn deployment_reports_count_only_from_current_reporter() {
         gone: false,
         applied_chart: String::new(),
         state: report(reason).state,
+        next: None,
         handled_request: None,
         events: Vec::new(),
         revisions: None,
