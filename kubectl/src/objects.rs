@@ -6,7 +6,7 @@ use std::time::Duration;
 use krypton_runtime::call::{ApiError, call_within, if_uid};
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, NamespaceResourceScope, TypeMeta};
-use kube::{Api, Resource};
+use kube::{Api, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -221,7 +221,7 @@ impl Objects<DynamicObject> {
         self.list_selected(None, None).await
     }
 
-    /// Lists the object of this name, or all, with these labels.
+    /// Lists the object of this name, or all, with these labels, by namespace and name.
     pub(crate) async fn list_selected(
         &self,
         name: Option<&str>,
@@ -234,7 +234,8 @@ impl Objects<DynamicObject> {
         if let Some(labels) = labels {
             params = params.labels(labels);
         }
-        let objects = self.list(params).await?;
+        let mut objects = self.list(params).await?;
+        sort_by_name(&mut objects);
         Ok(objects.into_iter().map(|it| self.to_value(it)).collect())
     }
 
@@ -292,6 +293,11 @@ impl Objects<DynamicObject> {
         })
         .await
     }
+}
+
+/// Sorts objects by namespace and name, because an API server guarantees no order.
+pub(crate) fn sort_by_name(objects: &mut [DynamicObject]) {
+    objects.sort_by_cached_key(|object| (object.namespace(), object.name_any()));
 }
 
 /// Calls `check` every `interval` until it returns a result. Returns `None` after the deadline.

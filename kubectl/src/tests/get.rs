@@ -323,6 +323,29 @@ async fn selector_and_name_output_follow_kubectl() {
 }
 
 #[tokio::test]
+async fn objects_are_listed_by_namespace_and_name() {
+    let shuffled = [("two", "a"), ("one", "c"), ("one", "b")];
+    let shuffled = shuffled.map(|(namespace, name)| tenant(namespace, name, Value::Null));
+    let list = || list_of(shuffled.to_vec(), "");
+    let expected = ["b", "c", "a"].map(|name| format!("tenant.mesh.openkcm.io/{name}\n"));
+    let args = ["get", "tenants", "-A", "-o", "name"];
+    let output = run_with(vec![list()], &args).await;
+    assert_eq!(output.stdout, expected.concat());
+
+    // The watch fails after the list, which ends the command.
+    let responses = vec![list(), failure(403, "Forbidden", "no watch")];
+    let server = FakeApiServer::with_responses(responses).await;
+    let path = server.directory.path().join("config");
+    let env = |name: &str| (name == "KUBECONFIG").then(|| path.display().to_string());
+    let args = std::iter::once("kubectl-krypton").chain(args);
+    let args = args.chain(["--watch"]).map(OsString::from);
+    let mut printed = Vec::new();
+    let error = run(args, &env, now(), &mut printed).await.unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::NotPermitted);
+    assert_eq!(String::from_utf8(printed).unwrap(), expected.concat());
+}
+
+#[tokio::test]
 async fn all_pages_are_read_despite_unreadable_object() {
     let mut pages = tenants();
     let second = pages.split_off(2);

@@ -13,7 +13,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 
 use crate::commands::get::{Get, to_table};
 use crate::error::KubectlError;
-use crate::objects::Objects;
+use crate::objects::{Objects, sort_by_name};
 use crate::output::{OutputFormat, print_now};
 
 /// Shown version of each object, by namespace and name. After a relist, the command shows only changed objects.
@@ -84,7 +84,9 @@ pub(crate) async fn run(
             }
             Event::InitDone => {
                 is_listed = true;
-                std::mem::take(&mut initial)
+                let mut listed = std::mem::take(&mut initial);
+                sort_by_name(&mut listed);
+                listed
             }
             Event::Apply(object) if printed.is_new(&object) => vec![object],
             Event::Apply(_) => continue,
