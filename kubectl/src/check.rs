@@ -238,7 +238,7 @@ fn account_of(pod: &Value) -> Option<&str> {
 }
 
 /// Returns the validity of each certificate in a PEM.
-fn validities(pem: &str) -> Vec<Validity> {
+pub(crate) fn validities(pem: &str) -> Vec<Validity> {
     let roots = roots_in(pem).unwrap_or_default();
     let validities = roots
         .iter()

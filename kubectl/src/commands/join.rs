@@ -138,10 +138,11 @@ pub(crate) async fn run(
             ];
             let hints: String = hints.into_iter().flatten().collect();
             let joining = async {
+                let previous = agent::PreviousCertificate::read(&home, &bundle).await?;
                 let helm = &join.helm;
                 let release = helm.release(Program::Agent, SYSTEM_NAMESPACE, &edge.args);
                 agent::install(&release, cluster, &yaml, join.chart.as_deref(), values).await?;
-                agent::wait_until_connected(&home, name, helm.timeout).await
+                agent::wait_until_connected(&home, name, &previous, helm.timeout).await
             };
             let replacement_note = match replaced {
                 Some(_) => "the EdgeCluster was replaced, and ",
@@ -149,7 +150,7 @@ pub(crate) async fn run(
             };
             joining.await.map_err(|error| KubectlError::Interrupted {
                 consequence: format!(
-                    "{replacement_note}the home cluster has a join token for {name}, but no agent is connected; remove the cause and run the command again{hints}"
+                    "{replacement_note}the home cluster has a join token for {name}, but no agent is connected with it; remove the cause and run the command again{hints}"
                 ),
                 source: Box::new(error),
             })?;

@@ -149,7 +149,7 @@ async fn unknown_image_of_hub_is_reported() {
     }
     let mut responses = joinable();
     responses[0] = join_info("127.0.0.1:1");
-    responses.push(no_pods());
+    responses.extend([no_member(), no_pods()]);
     let server = FakeApiServer::with_responses(responses).await;
     let helm = helm_stub(&server, "[ \"$1\" = version ]");
     let flags = ["--agent-context=home", "--skip-checks", "--helm", &helm];
@@ -161,6 +161,50 @@ async fn unknown_image_of_hub_is_reported() {
         "Helm failed for krypton-agent in the namespace krypton-system",
     ] {
         assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn join_waits_for_new_session_of_connected_member() {
+    let connected = |expiry: &str| {
+        let conditions = [condition("Connected", "True", "Connected", "")];
+        let status = json!({"conditions": conditions, "certificateExpiry": expiry});
+        (200, cluster("edge-1", json!({}), status))
+    };
+    let previous = "2026-01-05T00:00:00Z";
+    let refused =
+        "has not connected with the new bundle within 1 s, and the member is connected without it";
+    for (later, expected) in [("2026-01-09T00:00:00Z", None), (previous, Some(refused))] {
+        let responses = vec![
+            join_info("127.0.0.1:1"),
+            no_pods(),
+            connected(previous),
+            created_secret(),
+            connected(previous),
+            connected(later),
+        ];
+        let server = FakeApiServer::with_responses(responses).await;
+        let helm = helm_stub(&server, "exit 0");
+        let flags = [
+            "--agent-context=home",
+            "--skip-checks",
+            "--timeout=1s",
+            "--helm",
+            &helm,
+        ];
+        let args = [&["join", "edge-1"][..], &flags].concat();
+        match expected {
+            Some(expected) => {
+                let error = server.error(&args).await;
+                assert!(error.contains(expected), "{error}");
+            }
+            None => {
+                let output = server.run(&args).await.unwrap();
+                let expected = "edgecluster.mesh.openkcm.io/edge-1 connected\n";
+                assert_eq!(output.stdout, expected);
+            }
+        }
+        assert_eq!(server.uris().len(), 6);
     }
 }
 
