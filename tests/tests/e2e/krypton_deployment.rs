@@ -8,7 +8,7 @@ use krypton_crds::krypton_deployment::{
 };
 use krypton_crds::tenant::{HistoryEntry, RevisionCause, RevisionOutcome};
 use krypton_tests::{
-    Merge as _, Mode, TestResult, assert_contains, by_agent,
+    Merge as _, Mode, TestResult, argo_health, assert_contains, by_agent,
     fleet::{FleetClient, condition},
     kstatus, kubectl_krypton,
     no_tenants::assert_no_tenant_crd,
@@ -49,7 +49,7 @@ async fn deployment_is_routed_installed_repaired_and_removed(mode: Mode) -> Test
     assert_eq!(status.phase, Some(DeploymentPhase::Ready));
     let line = status.last_message.clone().unwrap();
     assert_eq!(line, "Successfully deployed to region paris");
-    assert_kstatus(&regions, key.1, "Current: ").await?;
+    assert_derived(&regions, key.1, "Current: ", "Healthy").await?;
     let chart = status.last_applied_chart.clone().unwrap();
     assert!(chart.ends_with("/small:1.0.0"), "{chart}");
     let finalizers = object.finalizers();
@@ -124,10 +124,13 @@ async fn wait_for_history(regions: &Regions, key: (&str, &str)) -> Vec<HistoryEn
     history
 }
 
-/// Checks what Flux and `helm --wait` derive from the KryptonDeployment in namespace default.
-async fn assert_kstatus(regions: &Regions, name: &str, expected: &str) -> TestResult {
-    let status = kstatus(&regions.home, "kryptondeployment", name).await?;
-    assert!(status.starts_with(expected), "{name}: {status}");
+/// Checks what Flux, Helm and Argo CD derive from the KryptonDeployment in namespace default.
+async fn assert_derived(regions: &Regions, name: &str, status: &str, health: &str) -> TestResult {
+    let kind = "kryptondeployment";
+    let derived = kstatus(&regions.home, kind, name).await?;
+    assert!(derived.starts_with(status), "{name}: {derived}");
+    let derived = argo_health(&regions.home, kind, name).await?;
+    assert!(derived.starts_with(health), "{name}: {derived}");
     Ok(())
 }
 
@@ -228,7 +231,7 @@ async fn chart_and_user_changes_reach_it(regions: &Regions, key: (&str, &str)) -
         .wait_until(key, "what it waits for", waits_for_workload)
         .await;
     assert_eq!(phase_of(object), Some(DeploymentPhase::Pending));
-    assert_kstatus(regions, key.1, "InProgress: ").await?;
+    assert_derived(regions, key.1, "InProgress: ", "Progressing").await?;
 
     regions.chart.write("{replicaCount: 0, broken: true}")?;
     let failed = regions
@@ -348,7 +351,8 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
         regions.wait_for(key, not_allowed).await;
         let unavailable = ("Ready", "False", "EdgeUnavailable");
         regions.wait_for(key, unavailable).await;
-        assert_kstatus(&regions, key.1, "Failed: Edge cluster somewhere ").await?;
+        let failed = "Failed: Edge cluster somewhere ";
+        assert_derived(&regions, key.1, failed, "Degraded").await?;
     }
     regions.create(own, region("rome-admin")).await;
     // The Secret is not in the hub's namespace.
@@ -374,7 +378,8 @@ async fn deployment_uses_only_kubeconfig_secrets_open_to_it() -> TestResult {
     let account_missing = ("Ready", "False", "AccountMissing");
     let missing = regions.wait_for(deprecated, account_missing).await;
     assert_eq!(missing.status.unwrap().phase, Some(DeploymentPhase::Error));
-    assert_kstatus(&regions, "deprecated", "Failed: spec.account.name is empty").await?;
+    let failed = "Failed: spec.account.name is empty";
+    assert_derived(&regions, deprecated.1, failed, "Degraded").await?;
     let fleet_client = regions.edge("paris");
     fleet_client
         .wait_deployed("deprecated", "ced-deprecated", 1)
