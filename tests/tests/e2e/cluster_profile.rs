@@ -33,10 +33,10 @@ fn unresolved(reason: &'static str) -> ExpectedCondition<'static> {
 }
 
 /// A hub's provider file, replaced like a mounted ConfigMap.
-struct ProviderFile(TempDir);
+pub(crate) struct ProviderFile(TempDir);
 
 impl ProviderFile {
-    fn new(providers: &Value) -> Self {
+    pub(crate) fn new(providers: &Value) -> Self {
         let file = Self(TempDir::with_prefix("krypton-providers-").unwrap());
         file.write(providers);
         file
@@ -52,7 +52,7 @@ impl ProviderFile {
         fs::rename(next, self.path()).unwrap();
     }
 
-    fn flag(&self) -> String {
+    pub(crate) fn flag(&self) -> String {
         format!("--clusterprofile-provider-file={}", self.path().display())
     }
 }
@@ -84,7 +84,7 @@ fn provider(name: &str, command: &Path, args: &[&str], env: &[(&str, &str)]) -> 
 }
 
 /// Returns a script that writes this to standard output.
-fn credential_script(name: &str, credential: &str) -> Value {
+pub(crate) fn credential_script(name: &str, credential: &str) -> Value {
     provider(
         name,
         Path::new("/bin/sh"),
@@ -138,7 +138,7 @@ impl Profiles {
     }
 }
 
-fn healthy(status: &str) -> Value {
+pub(crate) fn healthy(status: &str) -> Value {
     json!([{
         "type": "ControlPlaneHealthy",
         "status": status,
@@ -317,7 +317,7 @@ async fn cluster_profile_member_survives_rotation_and_lost_access() -> TestResul
     Ok(())
 }
 
-fn with_token() -> String {
+pub(crate) fn with_token() -> String {
     let credential = json!({
         "apiVersion": "client.authentication.k8s.io/v1",
         "kind": "ExecCredential",

@@ -29,6 +29,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
+use crate::cluster_profile::{ProviderFile, credential_script, healthy, with_token};
 use stage::{
     EDGE, FLEET, SourceObject, apply_secret, flags, secret, start, unreachable_kubeconfig,
     with_context, write_file,
@@ -38,6 +39,8 @@ const WELL: [ExpectedCondition<'static>; 3] = [RESOLVED, CONNECTED, HEALTHY];
 const NOT_READY: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "SourceNotReady");
 const INVALID: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "KubeconfigInvalid");
 const GONE: ExpectedCondition<'static> = ("TargetClusterResolved", "False", "SourceGone");
+const PROFILE_GONE: ExpectedCondition<'static> =
+    ("TargetClusterResolved", "False", "ClusterProfileNotFound");
 const UNREACHABLE: ExpectedCondition<'static> = ("Connected", "False", "Unreachable");
 
 /// The status of a cluster that is initialized or not.
@@ -287,8 +290,10 @@ async fn bad_or_missing_kubeconfig_file_uninstalls_nothing() -> TestResult {
 #[tokio::test]
 async fn failing_sources_affect_no_other_provider() -> TestResult {
     let folder = tempfile::tempdir()?;
-    let mut flags = flags("kubeconfig,cluster-api,kamaji,file");
+    let provider_file = ProviderFile::new(&json!([credential_script("tokens", &with_token())]));
+    let mut flags = flags("kubeconfig,cluster-api,kamaji,cluster-profile,file");
     flags.extend([
+        provider_file.flag(),
         format!("--kubeconfig-paths={}", folder.path().display()),
         "--kamaji-generator=krypton".to_owned(),
         "--member-prefix=kamaji=k-".to_owned(),
@@ -328,8 +333,17 @@ async fn failing_sources_affect_no_other_provider() -> TestResult {
     plane.create().await;
     let ready = json!({"kubernetesResources": {"version": {"status": "Ready"}}});
     plane.merge_status(ready).await;
+    let file = "multicluster.x-k8s.io_clusterprofiles.yaml";
+    let profile_crd = ForeignCrd::read(&fleet.home, "cluster-inventory-api-0.1.3", file).await?;
+    profile_crd.install(&fleet.home).await?;
+    let profile = SourceObject::profile(&fleet.home, "profile");
+    profile.create().await;
+    let server = format!("https://{}", port.address());
+    let access = json!([{"name": "tokens", "cluster": {"server": server}}]);
+    let usable = json!({"conditions": healthy("True"), "accessProviders": access});
+    profile.merge_status(usable).await;
     write_file(folder.path(), "site.yaml", &unreachable);
-    for member in ["edge-2", "k-edge-1", "site"] {
+    for member in ["edge-2", "k-edge-1", "profile", "site"] {
         fleet_client.wait_for_member(member, &[UNREACHABLE]).await?;
     }
     let taken = fleet_client.event_message(EDGE, "NameTaken").await?;
@@ -357,8 +371,14 @@ async fn failing_sources_affect_no_other_provider() -> TestResult {
     for member in ["site-2", "edge-3", "k-edge-1"] {
         fleet_client.wait_for_member(member, &[UNREACHABLE]).await?;
     }
+    let unchanged = [RESOLVED, UNREACHABLE];
+    fleet_client.wait_for_member("profile", &unchanged).await?;
     plane.delete().await;
     fleet_client.wait_for_member("k-edge-1", &[GONE]).await?;
+    profile.delete().await;
+    fleet_client
+        .wait_for_member("profile", &[PROFILE_GONE])
+        .await?;
     Ok(())
 }
 

@@ -151,6 +151,11 @@ impl SourceObject {
         Self::new(home, kind, name)
     }
 
+    pub(crate) fn profile(home: &Cluster, name: &str) -> Self {
+        let kind = ["multicluster.x-k8s.io", "v1alpha1", "ClusterProfile"];
+        Self::new(home, kind, name)
+    }
+
     fn new(home: &Cluster, [group, version, kind]: [&str; 3], name: &str) -> Self {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         Self {
@@ -164,6 +169,9 @@ impl SourceObject {
     pub(crate) async fn create(&self) {
         let spec = match self.resource.kind.as_str() {
             "Cluster" => json!({"controlPlaneEndpoint": {"host": "edge", "port": 6443}}),
+            "ClusterProfile" => {
+                json!({"displayName": self.name, "clusterManager": {"name": "a-manager"}})
+            }
             _ => json!({
                 "controlPlane": {"service": {"serviceType": "ClusterIP"}},
                 "kubernetes": {"version": "v1.31.0", "kubelet": {"cgroupfs": "systemd"}},
