@@ -102,7 +102,8 @@ pub(super) async fn run(
         };
         let namespace = target.args.namespace.as_deref();
         let account = args.account.as_ref();
-        let checking = helm_rights::check(manifest, account, namespace, &cluster);
+        let before_join = bundle.is_some();
+        let checking = helm_rights::check(manifest, account, namespace, before_join, &cluster);
         Box::pin(checking).await.unwrap_or_else(|line| vec![line])
     };
     let lines = match &bundle {

@@ -1,6 +1,7 @@
 //! Checks whether Helm's account has the rights for a rendered chart.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use futures::stream::{self, StreamExt as _};
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
@@ -23,12 +24,18 @@ const MAX_CONCURRENT_REQUESTS: usize = 16;
 
 /// The flag of agent and hub that names Helm's account, and the environment variable that can replace it.
 const ACCOUNT_SETTING: (&str, &str) = ("--helm-service-account", "KRYPTON_HELM_SERVICE_ACCOUNT");
+/// Helm's account in the agent's chart with default values, in the namespace of the agent.
+const AGENT_CHART_ACCOUNT: &str = "krypton-agent-helm";
 const NO_ACCOUNT: NextStep<'static> = (
     "name the account with --account NAMESPACE:NAME",
     HELM_RIGHTS_DOCS,
 );
 const MISSING_RIGHTS: NextStep<'static> = (
     "add these rights to a role of the account",
+    HELM_RIGHTS_DOCS,
+);
+const RIGHTS_FROM_CHART: NextStep<'static> = (
+    "the agent's chart binds the account to cluster-admin; if you set helmRights.clusterRole, add these rights to that role",
     HELM_RIGHTS_DOCS,
 );
 const UNSERVED_KINDS: NextStep<'static> = (
@@ -45,17 +52,56 @@ const HELM_RIGHTS_DOCS: &str = "how-to/restrict-helm.md#check-the-rights";
 /// Describes the limits of this check.
 const LIMITS_DOCS: &str = "reference/kubectl/check.md#rights-for-a-rendered-chart";
 
-/// Checks the rights of `account`, by default of the account that the agent or hub on this cluster has for Helm.
-/// Returns a line as error if the rights are not known.
+/// The account that Helm acts as.
+struct HelmAccount {
+    account: ServiceAccount,
+    /// Whether neither agent nor hub runs, and this is the account of the agent's chart.
+    is_default: bool,
+}
+
+impl HelmAccount {
+    fn known(account: ServiceAccount) -> Self {
+        Self {
+            account,
+            is_default: false,
+        }
+    }
+
+    /// Returns the account of the agent's chart, before its installation.
+    fn of_agent_chart() -> Option<Self> {
+        let namespace = Program::Agent.default_namespace();
+        let account = ServiceAccount::parse(AGENT_CHART_ACCOUNT, namespace)?;
+        Some(Self {
+            account,
+            is_default: true,
+        })
+    }
+}
+
+impl fmt::Display for HelmAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (namespace, name) = (self.account.namespace(), self.account.name());
+        write!(f, "Helm's account {namespace}/{name}")?;
+        match self.is_default {
+            true => f.write_str(" (default of the agent's chart)"),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Checks the rights of `account`, by default of the account that the agent or hub on this cluster has for Helm. If
+/// neither runs `before_join`, checks the account of the agent's chart. Returns a line as error if the rights are not
+/// known.
 pub(super) async fn check(
     manifest: &Manifest,
     account: Option<&ServiceAccount>,
     release_namespace: Option<&str>,
+    before_join: bool,
     cluster: &Connection,
 ) -> Result<Vec<Line>, Line> {
     let account = match account {
-        Some(account) => account.clone(),
-        None => Box::pin(account_on(cluster)).await?,
+        Some(account) => HelmAccount::known(account.clone()),
+        None => Box::pin(account_on(cluster, before_join)).await?,
     };
     let served = served_kinds(manifest, cluster).await?;
     let Requirements {
@@ -72,7 +118,7 @@ pub(super) async fn check(
         lines.push(Line::defect(Mark::Unknown, text, LARGE_MANIFEST));
         return Ok(lines);
     }
-    let rights = review(rights, &account, cluster).await;
+    let rights = review(rights, &account.account, cluster).await;
     if !kinds.is_empty() {
         lines.push(judge(&account, kinds.len(), &rights));
     }
@@ -80,7 +126,7 @@ pub(super) async fn check(
 }
 
 /// Returns the account that the agent or hub has for Helm, or a line with the reason why it is not known.
-async fn account_on(cluster: &Connection) -> Result<ServiceAccount, Line> {
+async fn account_on(cluster: &Connection, before_join: bool) -> Result<HelmAccount, Line> {
     let namespaces = cluster.program_namespaces(None);
     let account = search(&namespaces, async |namespace| {
         for program in [Program::Agent, Program::Hub] {
@@ -95,15 +141,17 @@ async fn account_on(cluster: &Connection) -> Result<ServiceAccount, Line> {
         Ok(None)
     })
     .await;
-    let text = match account {
-        Ok(Some((_, account))) => return Ok(account),
-        Ok(None) => {
+    let chart_account = HelmAccount::of_agent_chart().filter(|_| before_join);
+    let text = match (account, chart_account) {
+        (Ok(Some((_, account))), _) => return Ok(HelmAccount::known(account)),
+        (Ok(None), Some(account)) => return Ok(account),
+        (Ok(None), None) => {
             let namespaces = namespaces.join(" or ");
             format!(
                 "Helm's account is not known: no agent or hub runs in the namespace {namespaces}"
             )
         }
-        Err(error) => format!("Helm's account is not known: {error}"),
+        (Err(error), _) => format!("Helm's account is not known: {error}"),
     };
     Err(Line::defect(Mark::Unknown, text, NO_ACCOUNT))
 }
@@ -186,8 +234,7 @@ fn unserved_kinds(kinds: &BTreeSet<&KindName>) -> Option<Line> {
 }
 
 /// `kinds`: number of the kinds that the rights are for.
-fn judge(account: &ServiceAccount, kinds: usize, rights: &[(Right, Lookup<bool>)]) -> Line {
-    let account = format!("{}/{}", account.namespace(), account.name());
+fn judge(account: &HelmAccount, kinds: usize, rights: &[(Right, Lookup<bool>)]) -> Line {
     let mut missing = BTreeMap::<String, Vec<&str>>::new();
     for (right, lookup) in rights {
         if *lookup == Lookup::Found(false) {
@@ -199,17 +246,21 @@ fn judge(account: &ServiceAccount, kinds: usize, rights: &[(Right, Lookup<bool>)
             .iter()
             .map(|(objects, verbs)| format!("{} {objects}", verbs.join(", ")));
         let missing: Vec<String> = missing.collect();
-        let text = format!("Helm's account {account} may not {}", missing.join("; "));
-        return Line::defect(Mark::Problem, text, MISSING_RIGHTS);
+        let text = format!("{account} may not {}", missing.join("; "));
+        // The chart adds a binding when it is installed.
+        return match account.is_default {
+            true => Line::defect(Mark::Note, text, RIGHTS_FROM_CHART),
+            false => Line::defect(Mark::Problem, text, MISSING_RIGHTS),
+        };
     }
     let mut lookups = rights.iter().map(|(_, lookup)| lookup);
     match lookups.find(|lookup| !matches!(lookup, Lookup::Found(_))) {
         Some(failure) => {
-            let subject = format!("whether Helm's account {account} has its rights");
+            let subject = format!("whether {account} has its rights");
             unknown_line(&subject, failure)
         }
         None => Line::ok(format!(
-            "Helm's account {account} has the rights for this chart ({kinds} kinds)"
+            "{account} has the rights for this chart ({kinds} kinds)"
         )),
     }
 }
@@ -251,6 +302,7 @@ mod tests {
         };
         let requirements = manifest.requirements(&[(name, served)].into(), Some("acme"));
         let account = ServiceAccount::parse("platform/installer", "").unwrap();
+        let account = HelmAccount::known(account);
         let line = |answer: &dyn Fn(&Right) -> Lookup<bool>| {
             let rights = requirements.rights.iter().cloned();
             let rights = rights.map(|right| {

@@ -1,5 +1,7 @@
 //! `check`: its output for programs, and Helm's rights for a rendered chart.
 
+use krypton_types::join_bundle::JoinBundle;
+
 use super::*;
 
 /// Responds for a cluster without CRDs of Krypton, whose clock is right.
@@ -134,6 +136,39 @@ async fn manifest_is_checked_for_named_account() {
         let expected =
             vec!["system:serviceaccount:team:helm"; if more.is_empty() { 0 } else { 10 }];
         assert_eq!(users, expected, "{lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn manifest_before_join_is_checked_for_default_account() {
+    for (allowed, mark, expected) in [
+        (true, "ok", "has the rights for this chart (1 kinds)"),
+        (false, "warning", "may not create, delete, get, patch"),
+    ] {
+        let server = FakeApiServer::with_handler(move |uri| respond_with_kinds(uri, allowed)).await;
+        let write = |name: &str, content: &str| {
+            let file = server.directory.path().join(name);
+            std::fs::write(&file, content).unwrap();
+            file.to_str().unwrap().to_owned()
+        };
+        let bundle = JoinBundle {
+            cluster: "edge-1".to_owned(),
+            // An invalid name: the resolver sends no query.
+            addresses: vec!["hub..invalid:7443".to_owned()],
+            certificate_authority: ca_pem(),
+            token: format!("{}.{}", "a".repeat(16), "0".repeat(64)),
+            expires: now(),
+        };
+        let bundle = write("edge-1.yaml", &bundle.to_yaml().unwrap());
+        let manifest = write("chart.yaml", MANIFEST);
+        let args = ["--bundle", &bundle, "--manifest", &manifest];
+        let (_, lines) = run_check(&server, &args).await;
+        let line = lines.last().unwrap();
+        assert_eq!(line["mark"], mark, "{lines:?}");
+        let text = line["text"].as_str().unwrap();
+        let account =
+            "Helm's account krypton-system/krypton-agent-helm (default of the agent's chart)";
+        assert!(text.starts_with(&format!("{account} {expected}")), "{text}");
     }
 }
 
