@@ -154,8 +154,11 @@ fn judge(attempts: &[Attempt<'_>]) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
+    use krypton_runtime::tls::{Credential, server_config};
+    use rcgen::{CertificateParams, DnType, KeyPair};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
+    use tokio_rustls::TlsAcceptor;
 
     use super::*;
     use crate::tests::{ca_pem, now};
@@ -201,6 +204,58 @@ mod tests {
         assert_eq!(connection.mark, Mark::Problem, "{connection:?}");
         for text in [&*address, "not with TLS", "not from the cluster"] {
             assert!(connection.text.contains(text), "{connection:?}");
+        }
+    }
+
+    /// Starts a server with a self-signed certificate. Returns its address.
+    async fn start_other_hub() -> String {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "another");
+        let certificate = params.self_signed(&key).unwrap().der().clone();
+        let roots = [certificate.clone()];
+        let credential = Credential {
+            certificates: vec![certificate],
+            key: key.into(),
+        };
+        let acceptor = TlsAcceptor::from(Arc::new(server_config(&roots, credential).unwrap()));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            // The client ends the handshake.
+            drop(acceptor.accept(stream).await);
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn each_failed_connection_has_cause_and_fix() {
+        // Bound, but not listening.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let refusing = socket.local_addr().unwrap().to_string();
+        // An invalid name: the resolver sends no query.
+        let unknown = "hub..invalid:7443".to_owned();
+        for (address, problem, fix) in [
+            (unknown, "does not resolve: ", "check the name and"),
+            (refusing, " refused ", "check that the hub is running"),
+            (
+                start_other_hub().await,
+                "is from another CA: ",
+                "run 'kubectl krypton join' again",
+            ),
+        ] {
+            let lines = check(&bundle(vec![address.clone()]), &|_| None, now()).await;
+            let line = lines.last().unwrap();
+            assert_eq!(line.mark, Mark::Problem, "{line:?}");
+            for text in [&*address, problem] {
+                assert!(line.text.contains(text), "{line:?}");
+            }
+            let remedy = line.remedy.as_deref().unwrap();
+            assert!(remedy.starts_with(fix), "{line:?}");
         }
     }
 
