@@ -214,6 +214,32 @@ async fn values_of_krypton_operator_never_start_it() -> TestResult {
 }
 
 #[tokio::test]
+async fn notes_name_values_to_replace_in_each_mode() -> TestResult {
+    let helm = Helm::new();
+    let file = OwnChart::Hub.cases()?["krypton-operator"].clone();
+    let folder = OwnChart::Hub.folder();
+    let start = [
+        "install",
+        OwnChart::Hub.name(),
+        folder.to_str().unwrap(),
+        "--dry-run=client",
+        "-n",
+        OwnChart::Hub.namespace(),
+        "-f",
+        file.to_str().unwrap(),
+    ];
+    for mode in ["false", "true"] {
+        let mode = format!("--set=installMode.crdsRbacOnly={mode}");
+        let output = helm.run(&[&start[..], &[mode.as_str()]].concat()).await?;
+        assert_contains!(
+            output,
+            "Remove or replace these values of krypton-operator's chart:\n"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn access_provider_without_program_is_rejected_by_name() -> TestResult {
     let helm = Helm::new();
     let values = OwnChart::Hub.folder().join("ci/multicluster-values.yaml");
