@@ -363,6 +363,32 @@ fn charts_carry_identical_crds_and_shared_templates() {
     );
 }
 
+#[test]
+fn metadata_of_charts_lists_maintainers_and_crds() {
+    for chart in OwnChart::ALL {
+        let folder = chart.folder();
+        let metadata = fs::read_to_string(folder.join("Chart.yaml")).unwrap();
+        let metadata: Value = serde_saphyr::from_str(&metadata).unwrap();
+        for field in ["/home", "/icon", "/maintainers/0/url"] {
+            let is_url = text(&metadata, field).starts_with("https://");
+            assert!(is_url, "{chart:?} {field}");
+        }
+        assert_ne!(text(&metadata, "/maintainers/0/name"), "", "{chart:?}");
+        let (_, icon) = text(&metadata, "/icon").split_once("/main/").unwrap();
+        assert!(folder.join("../..").join(icon).is_file(), "{icon}");
+        let listed = text(&metadata, "/annotations/artifacthub.io~1crds");
+        let listed: Vec<Value> = serde_saphyr::from_str(listed).unwrap();
+        let files = listed
+            .iter()
+            .map(|crd| format!("{}.yaml", text(crd, "/name")));
+        let files: BTreeSet<String> = files.collect();
+        let present = fs::read_dir(folder.join("crd-files")).unwrap();
+        let present = present.map(|file| file.unwrap().file_name().into_string().unwrap());
+        let present: BTreeSet<String> = present.collect();
+        assert_eq!(files, present, "{chart:?}");
+    }
+}
+
 #[tokio::test]
 async fn release_requires_one_version_and_registry() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/release.sh");
