@@ -289,7 +289,8 @@ impl Simulation {
                     self.change_cluster(&name, |cluster, _| cluster.server.close_watch(watch));
                     return;
                 };
-                open.last_arrival = at;
+                // A chunk with earlier changes may already be on its way, and arrive after the head.
+                open.reserve_arrival(at);
                 head.map(|()| Body::Chunks(body))
             }
         };

@@ -49,6 +49,12 @@ pub(super) struct OpenRequest {
 }
 
 impl OpenRequest {
+    /// Returns when a part of the response arrives that would arrive at `at` on an idle connection.
+    pub(super) fn reserve_arrival(&mut self, at: Millis) -> Millis {
+        self.last_arrival = self.last_arrival.max(at);
+        self.last_arrival
+    }
+
     /// Returns the delivery of the blocked chunks, and its time.
     pub(super) fn take_delivery(&mut self, at: Millis) -> Option<(ProcessId, Millis, Delivery)> {
         if self.severed || (self.blocked.is_empty() && !self.ended) {
@@ -59,12 +65,45 @@ impl OpenRequest {
         if self.ended {
             self.watch = None;
         }
-        self.last_arrival = self.last_arrival.max(at);
+        let arrival = self.reserve_arrival(at);
         let delivery: Delivery = Box::new(move || {
             for line in lines {
                 drop(chunks.send(Ok(line)));
             }
         });
-        Some((self.process, self.last_arrival, delivery))
+        Some((self.process, arrival, delivery))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_overtake_neither_head_nor_earlier_chunks() {
+        #[allow(clippy::disallowed_methods, reason = "the test sends two chunks")]
+        let (chunks, _received) = mpsc::unbounded_channel();
+        let mut open = OpenRequest {
+            process: ProcessId(1),
+            host: "hub-0".to_owned(),
+            cluster: "home".to_owned(),
+            watch: Some((WatchId(1), chunks)),
+            last_arrival: 100,
+            blocked: Vec::new(),
+            ended: false,
+            severed: false,
+            lost_reply: None,
+        };
+        let arrival_of_chunk = |open: &mut OpenRequest, at| {
+            open.blocked.push(Bytes::from_static(b"{}"));
+            let (_, arrival, _) = open.take_delivery(at).unwrap();
+            arrival
+        };
+        // The server sends the changes since the requested version before the conductor sends the head.
+        assert_eq!(arrival_of_chunk(&mut open, 108), 108);
+        assert_eq!(open.reserve_arrival(102), 108);
+        assert_eq!(arrival_of_chunk(&mut open, 103), 108);
+        assert_eq!(open.reserve_arrival(110), 110);
+        assert_eq!(arrival_of_chunk(&mut open, 109), 110);
     }
 }
