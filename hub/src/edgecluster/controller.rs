@@ -1,6 +1,7 @@
 //! The controller's state, and one pass: decide on all members, then write the statuses that are due.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::sync::Arc;
 
 use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
@@ -494,19 +495,16 @@ impl FleetController {
         self.start_write(&name, write, pass.now);
     }
 
-    /// Handles an event, and all further events that are ready.
+    /// Handles an event, and at most [`BATCH`] more that are ready.
     pub(super) fn apply_events(
         &mut self,
         event: Event<EdgeCluster>,
         events: &mut Watch<EdgeCluster>,
     ) {
         let mut dirty = BTreeSet::new();
-        let mut next = Some(event);
-        for _ in 0..=BATCH {
-            let Some(event) = next else { break };
+        for event in with_ready(event, events) {
             disconnect(&self.fleet.shared.members, &event);
             self.reconcile_due |= self.edge_clusters.apply_event(event, &mut dirty);
-            next = events.try_next().and_then(Result::ok);
         }
         self.queue.extend(dirty);
     }
@@ -561,6 +559,15 @@ impl FleetController {
     }
 }
 
+/// Yields `first`, and at most [`BATCH`] more events that are ready. Later events stay in the watch.
+fn with_ready<K: Send + 'static>(
+    first: Event<K>,
+    events: &mut Watch<K>,
+) -> impl Iterator<Item = Event<K>> {
+    let ready = iter::from_fn(move || events.try_next().and_then(Result::ok));
+    iter::once(first).chain(ready.take(BATCH))
+}
+
 /// Disconnects a member that is banned or deleted, before the next decision.
 fn disconnect(members: &MemberRegistry, event: &Event<EdgeCluster>) {
     let (object, reason) = match event {
@@ -583,4 +590,31 @@ pub(super) fn enter_member(
     object: &EdgeCluster,
 ) -> Arc<Member> {
     members.get_or_create(name, object.metadata.uid.as_deref().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{StreamExt as _, stream};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn full_batch_loses_no_event() {
+        let sent: Vec<usize> = (0..BATCH * 3).collect();
+        let objects = sent.clone();
+        let mut events = Watch::new(move || {
+            let events = objects.clone().into_iter();
+            stream::iter(events.map(|object| Ok(Event::Apply(object)))).chain(stream::pending())
+        });
+        let mut received = Vec::new();
+        while let Some(Ok(first)) = events.try_next() {
+            for event in with_ready(first, &mut events) {
+                let Event::Apply(object) = event else {
+                    continue;
+                };
+                received.push(object);
+            }
+        }
+        assert_eq!(received, sent);
+    }
 }
