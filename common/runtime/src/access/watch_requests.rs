@@ -6,22 +6,24 @@
 //! The kube crate treats every end of a connection as the regular timeout of a watch, and resumes at the last
 //! `resourceVersion`. But an API server also ends its watches when etcd is restored from a backup. The version
 //! is then in the future, and the server sends nothing until it is reached. After an error, the caller lists
-//! again. A watch that waits for its start also fails if another one ends early in that time. Its list can be from
-//! before the restore.
+//! again. A watch also fails if another one ends early between its request and shortly after its start. Its list can be
+//! from before the restore, and its request can have reached the server after it.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{Request, Response, Uri};
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use thiserror::Error;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
+use tokio::time::{Instant, Timeout, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
 
 /// Minimum time between the starts of two watches on the same resource.
@@ -31,14 +33,19 @@ const START_INTERVAL: Duration = Duration::from_millis(500);
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// A server may end a watch this much before its timeout, because clocks differ in speed.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(1);
+/// Time after the start of a watch in which earlier ends of other watches may still arrive, on other connections.
+const LATE_ENDS: Duration = Duration::from_millis(500);
+
+/// Completes with `Ok` if another watch ends early, and with an error after [`LATE_ENDS`].
+type OtherEnd = Pin<Box<Timeout<Pin<Box<OwnedNotified>>>>>;
 
 /// State that all requests to one server share.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WatchLayer {
     /// Time of the next allowed start, by resource.
     next_starts: Arc<Mutex<BTreeMap<String, Instant>>>,
-    /// Number of watches that ended early.
-    early_ends: Arc<AtomicU64>,
+    /// Notifies of each watch that ends early.
+    early_ends: Arc<Notify>,
 }
 
 impl<S> Layer<S> for WatchLayer {
@@ -73,17 +80,21 @@ where
     }
 
     fn call(&mut self, request: Request<A>) -> Self::Future {
-        let start = watch_key(request.uri()).map(|key| self.layer.reserve_start(key));
-        let timeout = timeout(request.uri());
         let early_ends = Arc::clone(&self.layer.early_ends);
-        let known_ends = early_ends.load(Ordering::Relaxed);
+        // It notices each end from here on, even before its first poll.
+        let start = watch_key(request.uri()).map(|key| {
+            let other_end = Arc::clone(&early_ends).notified_owned();
+            (self.layer.reserve_start(key), other_end)
+        });
+        let timeout = timeout(request.uri());
         // The future does nothing before its first poll.
         let response_future = self.inner.call(request);
         Box::pin(async move {
-            let mut earliest_end = None;
-            let response = if let Some(start) = start {
+            let (mut earliest_end, mut other_end) = (None, None);
+            let response = if let Some((start, notified)) = start {
+                let mut notified = Box::pin(notified);
                 sleep_until(start).await;
-                if early_ends.load(Ordering::Relaxed) != known_ends {
+                if notified.as_mut().now_or_never().is_some() {
                     return Err(WatchEndedEarly.into());
                 }
                 let started = Instant::now();
@@ -91,6 +102,8 @@ where
                 let response = head.map_err(|_| WatchNotStarted)?.map_err(Into::into)?;
                 let timeout = timeout.filter(|_| response.status().is_success());
                 earliest_end = timeout.map(|timeout| started + timeout);
+                let settled_at = Instant::now() + LATE_ENDS;
+                other_end = timeout.map(|_| Box::pin(timeout_at(settled_at, notified)));
                 response
             } else {
                 response_future.await.map_err(Into::into)?
@@ -98,6 +111,7 @@ where
             Ok(response.map(|inner| WatchBody {
                 inner,
                 earliest_end,
+                other_end,
                 early_ends,
             }))
         })
@@ -120,7 +134,9 @@ pub(super) struct WatchBody<B> {
     inner: B,
     /// Earliest regular end. `None` if any end is regular.
     earliest_end: Option<Instant>,
-    early_ends: Arc<AtomicU64>,
+    /// `None` once the watch has run for [`LATE_ENDS`].
+    other_end: Option<OtherEnd>,
+    early_ends: Arc<Notify>,
 }
 
 impl<B> Body for WatchBody<B>
@@ -135,6 +151,15 @@ where
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
+        let other_end = self.other_end.as_mut().map(|end| end.as_mut().poll(cx));
+        if let Some(Poll::Ready(ended)) = other_end {
+            self.other_end = None;
+            if ended.is_ok() {
+                // The other watch has already notified of its end.
+                self.earliest_end = None;
+                return Poll::Ready(Some(Err(WatchEndedEarly.into())));
+            }
+        }
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
         let is_early = self
             .earliest_end
@@ -144,7 +169,7 @@ where
             // Without the cause, which kube may take for a regular end.
             _ if is_early => {
                 self.earliest_end = None;
-                self.early_ends.fetch_add(1, Ordering::Relaxed);
+                self.early_ends.notify_waiters();
                 Some(Err(WatchEndedEarly.into()))
             }
             Some(Err(error)) => Some(Err(error.into())),
@@ -252,6 +277,34 @@ mod tests {
         let result = waiting.await;
         assert!(result.is_err_and(|error| error.is::<WatchEndedEarly>()));
         assert!(service.call(watch()).await.is_ok());
+    }
+
+    fn silent_response(_: Request<()>) -> future::Ready<HttpResult> {
+        let silent = futures::stream::pending::<io::Result<&'static str>>();
+        future::ready(Ok(Response::new(axum::body::Body::from_stream(silent))))
+    }
+
+    /// An API server that was restored from a backup sends nothing to a watch from before the backup.
+    #[tokio::test(start_paused = true)]
+    async fn started_watch_fails_after_early_end_elsewhere() {
+        for (pause, is_failure) in [(LATE_ENDS / 2, true), (LATE_ENDS * 2, false)] {
+            let layer = WatchLayer::default();
+            let mut ending = layer.layer(tower::service_fn(empty_response));
+            let mut silent = layer.layer(tower::service_fn(silent_response));
+            let watch =
+                |kind: &str| request(&format!("/api/v1/{kind}?watch=true&timeoutSeconds=290"));
+            let ending = ending.call(watch("secrets")).await.unwrap().into_body();
+            let silent = silent.call(watch("configmaps")).await.unwrap().into_body();
+            let ending = async {
+                tokio::time::sleep(pause).await;
+                axum::body::to_bytes(axum::body::Body::new(ending), 100).await
+            };
+            let silent = axum::body::to_bytes(axum::body::Body::new(silent), 100);
+            let silent = tokio::time::timeout(LATE_ENDS * 4, silent);
+            let (ended, silent) = tokio::join!(ending, silent);
+            assert!(ended.is_err());
+            assert_eq!(matches!(silent, Ok(Err(_))), is_failure);
+        }
     }
 
     /// Returns whether a body that sends one line and then ends `after` this time fails.
