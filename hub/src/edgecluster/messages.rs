@@ -116,6 +116,9 @@ pub(super) fn observe_missing_source(
 
 /// Returns the state of a member without a source whose agent has never connected.
 fn missing_agent(name: &str, object: &EdgeCluster) -> Option<State> {
+    if is_enrolled(object) {
+        return None;
+    }
     let status = object.status.as_ref();
     let has_enrolled = status.is_some_and(|status| status.pending_certificate_expiry.is_some());
     let message = match has_enrolled {
@@ -124,7 +127,7 @@ fn missing_agent(name: &str, object: &EdgeCluster) -> Option<State> {
             "no agent has joined yet; to join the cluster, run: kubectl krypton join {name}"
         ),
     };
-    (!is_enrolled(object)).then(|| State::new(Truth::Unknown, reason::STARTING, message))
+    Some(State::new(Truth::Unknown, reason::STARTING, message))
 }
 
 #[cfg(test)]
