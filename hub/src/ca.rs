@@ -115,6 +115,8 @@ pub struct Authority {
     not_after: Timestamp,
     /// The phase of the rotation when the Secret was read.
     phase: RotationPhase,
+    /// Epoch of the leader term in which this hub read the Secret. No leader before the first term changed it.
+    epoch: u64,
 }
 
 impl Authority {
@@ -195,7 +197,13 @@ impl Authority {
             issuer,
             not_after,
             phase: stage(data).map_or(RotationPhase::Steady, |stage| stage.phase),
+            epoch: 1,
         })
+    }
+
+    /// Whether no other leader can have changed the CA since this hub read it. `epoch` is that of this hub's term.
+    pub fn is_current(&self, epoch: u64) -> bool {
+        self.epoch >= epoch
     }
 
     pub fn phase(&self) -> RotationPhase {

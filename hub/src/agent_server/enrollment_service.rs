@@ -217,7 +217,9 @@ impl Enrollment for EnrollmentService {
         let address = peer.map(|peer| peer.address);
         peer.inspect(|peer| peer.mark_request_received());
         let mut request = request.into_inner();
-        if let Err(refusal) = self.leader.ensure_writing() {
+        let ready = self.leader.ensure_writing();
+        let ready = ready.and_then(|()| self.authority.get_to_sign(&self.leader));
+        if let Err(refusal) = ready {
             request.token.zeroize();
             return Err(refusal);
         }

@@ -181,7 +181,7 @@ impl Fleet for FleetService {
     ) -> Result<Response<v1::RenewResponse>, Status> {
         let (member, certificate) = self.admit(&request, RequestKind::Renewal)?;
         let certificate_request = request.into_inner().certificate_request;
-        let authority = self.authority.get();
+        let authority = self.authority.get_to_sign(&self.sessions.leader)?;
         let certificates = authority
             .sign_agent(
                 &certificate_request,

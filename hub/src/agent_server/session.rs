@@ -165,6 +165,7 @@ impl Sessions {
             replaced,
             certificate,
             trusted_roots,
+            announced_roots: None,
         };
         tracing::info!(member = %name, agent_replica = %hello.replica, agent = %hello.agent_version, session = number, "session started");
         self.metrics.sessions.inc();
@@ -211,6 +212,8 @@ struct ActiveSession<'a> {
     certificate: &'a AgentCertificate,
     /// The roots that the agent reports as trusted.
     trusted_roots: Vec<RootDigest>,
+    /// The roots in the latest announcement of this session. The agent trusts them, or soon will.
+    announced_roots: Option<Vec<RootDigest>>,
 }
 
 impl Drop for ActiveSession<'_> {
@@ -278,7 +281,8 @@ impl ActiveSession<'_> {
                 }
                 changed = authority.changed() => {
                     if changed.is_err() { return Err(Status::unavailable("the hub stops")) }
-                    roots_due = self.record_roots(&authority.get_and_update())?;
+                    let authority = authority.get_and_update();
+                    roots_due = self.record_roots(&authority)? && authority.is_current(epoch);
                 }
                 () = &mut expiry => return Err(expired()),
                 () = &mut silence => {
@@ -300,7 +304,9 @@ impl ActiveSession<'_> {
                         ("desired", published.as_ref().map(|published| FromHub::Desired((*published.message).clone())))
                     } else if roots_due {
                         roots_due = false;
-                        ("roots", Some(FromHub::Roots(self.roots(&authority.get()))))
+                        let authority = authority.get();
+                        self.announced_roots = Some(RootDigest::from_ders(&authority.roots()));
+                        ("roots", Some(FromHub::Roots(self.roots(&authority))))
                     } else {
                         resync_due = false;
                         let number = resyncs.get_and_update();
@@ -332,6 +338,7 @@ impl ActiveSession<'_> {
                     }
                     if let Some(FromAgent::TrustedRoots(roots)) = &message.kind {
                         self.trusted_roots = roots.read().map_err(|problem| invalid(&problem))?;
+                        // Its answer to an earlier announcement does not make another one due.
                         self.record_roots(&authority.get())?;
                     }
                     self.process(message, published.get().as_ref())?;
@@ -358,7 +365,8 @@ impl ActiveSession<'_> {
         };
         self.sessions.members.agent_roots(self.name, roots);
         let current_roots = RootDigest::from_ders(&authority.roots());
-        Ok(self.trusted_roots != current_roots || authority.signing_root() != Some(issuer))
+        let expected = self.announced_roots.as_ref().unwrap_or(&self.trusted_roots);
+        Ok(*expected != current_roots || authority.signing_root() != Some(issuer))
     }
 
     fn roots(&self, authority: &Authority) -> v1::Roots {

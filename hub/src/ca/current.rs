@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use krypton_runtime::newest::Newest as _;
 use tokio::sync::watch;
+use tonic::Status;
 
 use super::Authority;
+use crate::leader::Leader;
 
 /// Shared by all code that signs, verifies or publishes roots.
 #[derive(Debug)]
@@ -24,14 +26,34 @@ impl CurrentAuthority {
         self.0.subscribe()
     }
 
-    /// Returns false if the CA is unchanged.
-    pub fn replace(&self, next: Authority) -> bool {
+    /// Returns the CA for a certificate. The agent then trusts only its roots.
+    ///
+    /// # Errors
+    /// Returns `Unavailable` if an earlier leader may have changed the CA since this hub read it.
+    pub fn get_to_sign(&self, leader: &Leader) -> Result<Arc<Authority>, Status> {
+        let authority = self.get();
+        let epoch = leader.leader_term().map_or(0, |term| term.epoch);
+        match authority.is_current(epoch) {
+            true => Ok(authority),
+            false => Err(Status::unavailable(
+                "this hub has just become the leader and has not read its CA yet; retry",
+            )),
+        }
+    }
+
+    /// Uses the CA that this hub read. `epoch` is that of the leader term before the read, if this hub was the leader.
+    /// Returns false if the roots are unchanged.
+    pub fn replace(&self, next: Authority, epoch: Option<u64>) -> bool {
+        let mut has_new_roots = false;
         self.0.send_if_modified(|current| {
-            let is_changed = current.roots != next.roots;
+            let epoch = epoch.unwrap_or(current.epoch);
+            has_new_roots = current.roots != next.roots;
+            let is_changed = has_new_roots || current.epoch != epoch;
             if is_changed {
-                *current = Arc::new(next);
+                *current = Arc::new(Authority { epoch, ..next });
             }
             is_changed
-        })
+        });
+        has_new_roots
     }
 }

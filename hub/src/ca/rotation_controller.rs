@@ -64,13 +64,16 @@ struct RotationMemory {
 
 /// Polls the Secret until `stop`.
 pub(crate) async fn run(controller: RotationController, stop: CancellationToken) {
+    let mut leader = controller.leader.clone();
     let mut memory = RotationMemory::default();
     let mut pace = Periodic::new("checking the hub's CA", SCHEDULE);
     loop {
         let result = Box::pin(controller.reconcile(&mut memory)).await;
-        let pause = pace.pause_after(result.map(|()| NextRun::AsScheduled));
-        if stop.run_until_cancelled(pause).await.is_none() {
-            return;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            // A new leader reads the CA at once: the previous one may have changed it.
+            true = leader.changed() => {}
+            () = pace.pause_after(result.map(|()| NextRun::AsScheduled)) => {}
         }
     }
 }
@@ -80,6 +83,7 @@ impl RotationController {
         if let Some(validity) = self.authority.get().validity() {
             self.events.notifier().ca_expiry(validity);
         }
+        let epoch = self.leader.leader_term().map(|term| term.epoch);
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let attempt = format!("reading Secret {}/{CA_SECRET}", self.namespace);
         let secret = call(attempt, api.get_opt(CA_SECRET)).await?;
@@ -87,6 +91,8 @@ impl RotationController {
             "Secret {CA_SECRET} is missing; restore it from a backup: this hub keeps its CA, but the next one would create another"
         ))?;
         let may_write = self.leader.may_write(BootTime::now());
+        let mut data = secret.data.take().unwrap_or_default();
+        self.use_authority(&data, epoch)?;
         if memory.steady_version.is_some()
             && memory.steady_version == secret.metadata.resource_version
         {
@@ -94,8 +100,6 @@ impl RotationController {
             self.events.notifier().ca_rotation(RotationPhase::Steady);
             return Ok(());
         }
-        let mut data = secret.data.take().unwrap_or_default();
-        self.use_authority(&data)?;
         if !may_write {
             return Ok(());
         }
@@ -161,11 +165,11 @@ impl RotationController {
         for member in locked_out {
             self.record_lock_out(&member);
         }
-        self.use_authority(&data)
+        self.use_authority(&data, epoch)
     }
 
-    /// Uses the CA in the Secret from now on.
-    fn use_authority(&self, data: &SecretData) -> anyhow::Result<()> {
+    /// Uses the CA in the Secret from now on. `epoch` is that of the leader term before the read.
+    fn use_authority(&self, data: &SecretData, epoch: Option<u64>) -> anyhow::Result<()> {
         let unusable = |problem: &str| {
             anyhow!(
                 "Secret {CA_SECRET} is unusable, so this hub keeps its CA: {problem}; restore it"
@@ -176,7 +180,7 @@ impl RotationController {
             authority.trust_domain() == self.authority.get().trust_domain(),
             "the trust domain in Secret {CA_SECRET} has changed; restore it, or restart the hub"
         );
-        if self.authority.replace(authority) {
+        if self.authority.replace(authority, epoch) {
             let current = self.authority.get();
             tracing::info!(roots = current.roots().len(), signing = ?current.signing_root(), "the hub's CA has changed");
         }

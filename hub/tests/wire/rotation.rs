@@ -110,7 +110,7 @@ impl HomeCluster {
         };
         self.request.requested = false;
         let authority = Authority::from_data(&self.secret, clock::wall()).unwrap();
-        assert!(self.hub.authority.replace(authority));
+        assert!(self.hub.authority.replace(authority, None));
         step
     }
 
@@ -541,6 +541,34 @@ async fn rotation_waits_for_lagging_agents_until_locked_out() {
         let status = renewal.unwrap_err();
         assert_eq!(status.code(), Code::Unauthenticated, "{status:?}");
     }
+}
+
+#[tokio::test]
+async fn stale_announcement_is_corrected_before_agent_answers() {
+    let mut home = HomeCluster::start(1).await;
+    let former = Authority::from_data(&home.secret, clock::wall()).unwrap();
+    home.request_rotation();
+    let both_roots = TrustedRoots::new(&home.roots());
+    // This hub does not know of the new root yet, unlike the agent.
+    let latest = Authority::from_data(&home.secret, clock::wall()).unwrap();
+    assert!(home.hub.authority.replace(former, None));
+    let hello_with_roots = Hello {
+        trusted_roots: Some(both_roots),
+        ..hello(1, "0.1.0")
+    };
+    let dialer = home.hub.dialer(home.address, "edge-0");
+    let mut agent = RawSession::opened(&dialer, FromAgent::Hello(hello_with_roots)).await;
+    let mut announced = Vec::new();
+    let mut latest = Some(latest);
+    while announced.len() < 2 {
+        if let FromHub::Roots(roots) = agent.receive_any().await.unwrap() {
+            announced.push(roots.certificates.len());
+            latest
+                .take()
+                .map(|latest| home.hub.authority.replace(latest, None));
+        }
+    }
+    assert_eq!(announced, [1, 2]);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use krypton_runtime::sync::Mutex;
 use serde_json::json;
 
 use super::*;
+use crate::leader::{LeaderState, LeaderTerm};
 use crate::notify::Notifier;
 
 struct Fixture {
@@ -100,4 +101,23 @@ async fn expiry_of_ca_is_notified() {
     fixture.reconcile().await;
     let expected = "Credential: Current -> CertificateExpiresSoon";
     assert_eq!(next_change().as_deref(), Some(expected));
+}
+
+#[tokio::test]
+async fn new_leader_reads_ca_before_it_signs() {
+    let now = clock::wall();
+    let steady = ca::generate_data("a.krypton", now).unwrap();
+    let term = |epoch| match Leader::always_leading().state() {
+        LeaderState::Leading(term) => LeaderState::Leading(LeaderTerm { epoch, ..term }),
+        state => panic!("{state:?}"),
+    };
+    let (state, leader) = Leader::with_state(term(1));
+    let mut fixture = Fixture::new(&steady, leader.clone(), Notifier::default()).await;
+    let authority = Arc::clone(&fixture.controller.authority);
+    assert!(authority.get_to_sign(&leader).is_ok());
+    fixture.reconcile().await;
+    state.send_replace(term(2));
+    assert!(authority.get_to_sign(&leader).is_err());
+    fixture.reconcile().await;
+    assert!(authority.get_to_sign(&leader).is_ok());
 }
