@@ -2,7 +2,6 @@
 //! EdgeCluster, a user deleted the EdgeCluster and so dismissed the source. The source becomes a member
 //! again only after the running hub has seen it away. This needs no finalizer, which would outlive the hub.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
@@ -30,7 +29,9 @@ const SIZE_MAX: usize = 900 * 1024;
 pub struct Register {
     /// UID of the CRD of EdgeClusters. If the CRD was recreated, users have not dismissed any source.
     pub crd: String,
-    /// UID of the object for each source. Empty for a file, and for an object that was not read yet.
+    /// UID of the object for each dismissed source, as read after the dismissal. Empty for a member: if its
+    /// object is recreated and its EdgeCluster then deleted while no hub leads, the next leader must not take
+    /// that for a new request. Also empty for a file, and for an object that was not read yet.
     pub entries: BTreeMap<NamedOrigin, String>,
 }
 
@@ -93,17 +94,13 @@ impl Register {
             for source in sources.flat_map(BTreeMap::values) {
                 let name = names.name(running, source);
                 let is_member = bound.get(&name).is_some_and(Option::is_some);
-                match entries.entry((name, source.origin.clone())) {
-                    Entry::Vacant(entry) if is_member => {
-                        entry.insert(source.uid.clone());
-                    }
-                    // A provider that has not read the object yet doesn't know its UID.
-                    Entry::Occupied(mut entry)
-                        if !source.uid.is_empty() && (is_member || entry.get().is_empty()) =>
-                    {
-                        entry.insert(source.uid.clone());
-                    }
-                    _ => {}
+                let entry = (name, source.origin.clone());
+                if is_member {
+                    entries.insert(entry, String::new());
+                } else if let Some(uid) = entries.get_mut(&entry)
+                    && uid.is_empty()
+                {
+                    uid.clone_from(&source.uid);
                 }
             }
         }

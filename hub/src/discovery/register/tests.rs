@@ -141,26 +141,32 @@ fn unreadable_file_keeps_its_contexts_dismissed() {
 }
 
 #[test]
-fn unread_source_keeps_recorded_uid() {
+fn only_dismissed_source_has_recorded_uid() {
     let edge = origin("krypton", "a");
     let provider =
         |source: Source| RunningProvider::new(Arc::new(FixedProvider(None)), listing([source]));
-    let read = |uid: &str| Source {
-        uid: uid.to_owned(),
-        ..source(edge.clone(), "a")
+    let read = |uid: &str| {
+        provider(Source {
+            uid: uid.to_owned(),
+            ..source(edge.clone(), "a")
+        })
     };
-    let by_label = provider(read("u"));
-    // A KryptonDeployment names the Secret, and the hub has not read it by its name yet.
-    let by_name = provider(Source::unread(edge.clone(), "a".to_owned(), String::new()));
+    let unread = provider(Source::unread(edge.clone(), "a".to_owned(), String::new()));
     let (present, deleted) = (bound(&["a"]), bound(&[]));
-    let register = next(&Register::default(), &by_label, &present);
-    let named = register.next(&[&by_label, &by_name], &BTreeSet::new(), &present);
-    assert_eq!(named, register);
+    let uids =
+        |register: &Register| -> Vec<String> { register.entries.values().cloned().collect() };
+    let member = next(&Register::default(), &read("u"), &present);
+    assert_eq!(uids(&member), [""]);
 
-    // A user deletes the EdgeCluster before the hub has read the only source.
-    let unread = next(&Register::default(), &by_name, &present);
-    let dismissed = next(&unread, &by_label, &deleted);
-    assert_eq!(dismissed, register);
-    let recreated = next(&dismissed, &provider(read("v")), &deleted);
-    assert!(recreated.entries.is_empty());
+    // The object is recreated and the EdgeCluster deleted before a hub writes. The next hub reads the object by its
+    // name later.
+    let dismissed = next(&next(&member, &unread, &deleted), &read("v"), &deleted);
+    assert_eq!(uids(&dismissed), ["v"]);
+    let both = [&read("v"), &unread];
+    let dismissed = dismissed.next(&both, &BTreeSet::new(), &deleted);
+    assert_eq!(uids(&dismissed), ["v"]);
+    // The object is recreated after the dismissal was recorded.
+    assert!(next(&dismissed, &read("w"), &deleted).entries.is_empty());
+    // The member is back.
+    assert_eq!(uids(&next(&dismissed, &read("v"), &present)), [""]);
 }
