@@ -7,6 +7,7 @@ mod current;
 mod phase;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -116,7 +117,7 @@ pub struct Authority {
     /// The phase of the rotation when the Secret was read.
     phase: RotationPhase,
     /// Epoch of the leader term in which this hub read the Secret. No leader before the first term changed it.
-    epoch: u64,
+    epoch: AtomicU64,
 }
 
 impl Authority {
@@ -197,13 +198,13 @@ impl Authority {
             issuer,
             not_after,
             phase: stage(data).map_or(RotationPhase::Steady, |stage| stage.phase),
-            epoch: 1,
+            epoch: AtomicU64::new(1),
         })
     }
 
     /// Whether no other leader can have changed the CA since this hub read it. `epoch` is that of this hub's term.
     pub fn is_current(&self, epoch: u64) -> bool {
-        self.epoch >= epoch
+        self.epoch.load(Ordering::Relaxed) >= epoch
     }
 
     pub fn phase(&self) -> RotationPhase {

@@ -1,6 +1,7 @@
 //! The current CA. A rotation, by this hub or another, replaces it while the hub runs.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use krypton_runtime::newest::Newest as _;
 use tokio::sync::watch;
@@ -41,19 +42,21 @@ impl CurrentAuthority {
         }
     }
 
-    /// Uses the CA that this hub read. `epoch` is that of the leader term before the read, if this hub was the leader.
-    /// Returns false if the roots are unchanged.
-    pub fn replace(&self, next: Authority, epoch: Option<u64>) -> bool {
-        let mut has_new_roots = false;
+    /// Uses the CA that this hub read. Returns false if the roots are unchanged.
+    pub fn replace(&self, mut next: Authority) -> bool {
         self.0.send_if_modified(|current| {
-            let epoch = epoch.unwrap_or(current.epoch);
-            has_new_roots = current.roots != next.roots;
-            let is_changed = has_new_roots || current.epoch != epoch;
+            let is_changed = current.roots != next.roots;
             if is_changed {
-                *current = Arc::new(Authority { epoch, ..next });
+                next.epoch = current.epoch.load(Ordering::Relaxed).into();
+                *current = Arc::new(next);
             }
             is_changed
-        });
-        has_new_roots
+        })
+    }
+
+    /// Records that this hub read the CA in the leader term `epoch`.
+    pub fn confirm(&self, epoch: u64) {
+        self.0
+            .send_if_modified(|current| current.epoch.swap(epoch, Ordering::Relaxed) != epoch);
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct RotationController {
 /// State from earlier reads.
 #[derive(Default)]
 struct RotationMemory {
+    /// resourceVersion of the Secret whose CA this hub uses.
+    read_version: Option<String>,
     /// resourceVersion of the Secret that needed no step.
     steady_version: Option<String>,
     /// The current stage, and since when.
@@ -92,10 +94,15 @@ impl RotationController {
         ))?;
         let may_write = self.leader.may_write(BootTime::now());
         let mut data = secret.data.take().unwrap_or_default();
-        self.use_authority(&data, epoch)?;
-        if memory.steady_version.is_some()
-            && memory.steady_version == secret.metadata.resource_version
-        {
+        let version = secret.metadata.resource_version.clone();
+        if memory.read_version.is_none() || memory.read_version != version {
+            self.use_authority(&data)?;
+            memory.read_version.clone_from(&version);
+        }
+        if let Some(epoch) = epoch {
+            self.authority.confirm(epoch);
+        }
+        if memory.steady_version.is_some() && memory.steady_version == version {
             // In a new leader term, this state is the baseline.
             self.events.notifier().ca_rotation(RotationPhase::Steady);
             return Ok(());
@@ -122,7 +129,7 @@ impl RotationController {
         let locked_out = match step {
             RotationStep::Rest => {
                 if !is_rotating {
-                    memory.steady_version = secret.metadata.resource_version;
+                    memory.steady_version = version;
                 }
                 memory.set_awaited(&[]);
                 return Ok(());
@@ -165,11 +172,12 @@ impl RotationController {
         for member in locked_out {
             self.record_lock_out(&member);
         }
-        self.use_authority(&data, epoch)
+        memory.read_version = None;
+        self.use_authority(&data)
     }
 
-    /// Uses the CA in the Secret from now on. `epoch` is that of the leader term before the read.
-    fn use_authority(&self, data: &SecretData, epoch: Option<u64>) -> anyhow::Result<()> {
+    /// Uses the CA in the Secret from now on.
+    fn use_authority(&self, data: &SecretData) -> anyhow::Result<()> {
         let unusable = |problem: &str| {
             anyhow!(
                 "Secret {CA_SECRET} is unusable, so this hub keeps its CA: {problem}; restore it"
@@ -180,7 +188,7 @@ impl RotationController {
             authority.trust_domain() == self.authority.get().trust_domain(),
             "the trust domain in Secret {CA_SECRET} has changed; restore it, or restart the hub"
         );
-        if self.authority.replace(authority, epoch) {
+        if self.authority.replace(authority) {
             let current = self.authority.get();
             tracing::info!(roots = current.roots().len(), signing = ?current.signing_root(), "the hub's CA has changed");
         }

@@ -110,7 +110,7 @@ impl HomeCluster {
         };
         self.request.requested = false;
         let authority = Authority::from_data(&self.secret, clock::wall()).unwrap();
-        assert!(self.hub.authority.replace(authority, None));
+        assert!(self.hub.authority.replace(authority));
         step
     }
 
@@ -551,7 +551,7 @@ async fn stale_announcement_is_corrected_before_agent_answers() {
     let both_roots = TrustedRoots::new(&home.roots());
     // This hub does not know of the new root yet, unlike the agent.
     let latest = Authority::from_data(&home.secret, clock::wall()).unwrap();
-    assert!(home.hub.authority.replace(former, None));
+    assert!(home.hub.authority.replace(former));
     let hello_with_roots = Hello {
         trusted_roots: Some(both_roots),
         ..hello(1, "0.1.0")
@@ -565,7 +565,7 @@ async fn stale_announcement_is_corrected_before_agent_answers() {
             announced.push(roots.certificates.len());
             latest
                 .take()
-                .map(|latest| home.hub.authority.replace(latest, None));
+                .map(|latest| home.hub.authority.replace(latest));
         }
     }
     assert_eq!(announced, [1, 2]);
