@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Secret;
 use krypton_types::fingerprint::sha256_hex;
 use serde::{Deserialize, Serialize};
 
-use super::{ReleaseError, payload, unreadable};
+use super::{ReleaseError, parse, payload, unreadable};
 
 /// The fields that Helm acts on. Omits the status, times and the last run of a hook, because they change with
 /// every operation.
@@ -50,7 +50,7 @@ pub fn digest(secret: &Secret) -> Result<String, ReleaseError> {
 /// # Errors
 /// Returns an error if the text is not a release in JSON.
 pub fn digest_of_json(release: impl Read) -> serde_json::Result<String> {
-    let mut content: DigestedRelease = serde_json::from_reader(release)?;
+    let mut content: DigestedRelease = parse(release)?;
     // Helm omits empty fields in one place and writes null in another.
     content.manifest.get_or_insert_default();
     content.hooks.get_or_insert_default();
