@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use crate::cause::Cause;
 use crate::meta;
 use crate::status::{Failure, Outcome};
-use managers::{ManagerEntry, ManagerId, Managers, Operation};
+use managers::{Fields, ManagerEntry, ManagerId, Managers, Operation};
 use schema::Schema;
 use set::FieldSet;
 
@@ -51,7 +51,10 @@ pub(crate) fn apply(
     check_configuration(configuration, writer)?;
     let ignored = schema.ignored_fields(writer.subresource);
     let applied = match schema.all_fields(configuration) {
-        Ok(applied) => applied.without(&ignored),
+        Ok(mut applied) => {
+            applied.remove_with_fields(&ignored);
+            applied
+        }
         Err(error) => return Err(schema_error(configuration, &error)),
     };
     let base = comparable(schema, live, &Map::new());
@@ -75,20 +78,19 @@ pub(crate) fn apply(
     let previous = managers.0.remove(&id);
     let mut merged = schema.merge(&base, configuration);
     if let Some(previous) = &previous {
-        merged = prune(schema, &merged, &managers, &applied, &previous.set);
+        merged = prune(schema, &merged, &managers, &applied, &previous.fields.set());
     }
-    let comparison = schema.compare(&base, &merged).without(&ignored);
-    let written = comparison.written();
+    let (written, removed) = schema.written_and_removed(&base, &merged, &ignored);
     if !force {
         check_conflicts(&managers, &written)?;
     }
-    managers.lose(&written, &comparison.removed);
+    managers.lose(&written, &removed);
     let time = match base == merged {
         true => previous.and_then(|previous| previous.time),
         false => Some(meta::format_time(writer.at)),
     };
     let entry = ManagerEntry {
-        set: applied.difference(&UNOWNED_FIELDS),
+        fields: Fields::Changed(applied.difference(&UNOWNED_FIELDS)),
         api_version: writer.api_version.to_owned(),
         time,
     };
@@ -208,7 +210,7 @@ fn comparable(schema: &Schema, live: Option<&Value>, unchanged: &Map<String, Val
 fn prune(
     schema: &Schema,
     merged: &Value,
-    others: &Managers,
+    others: &Managers<'_>,
     applied: &FieldSet,
     previous: &FieldSet,
 ) -> Value {
@@ -216,10 +218,9 @@ fn prune(
         return merged.clone();
     }
     let previous = schema.with_structures(previous);
-    let owned = others
-        .0
-        .values()
-        .fold(applied.clone(), |owned, entry| owned.union(&entry.set));
+    let owned = others.0.values().fold(applied.clone(), |owned, entry| {
+        owned.union(&entry.fields.set())
+    });
     let owned = schema.with_structures(&owned);
     let fields = |value: &Value| schema.with_structures(&schema.valid_fields(value));
     let all = fields(merged);
@@ -231,11 +232,11 @@ fn prune(
 }
 
 /// Fails if other managers own fields that this apply writes.
-fn check_conflicts(managers: &Managers, written: &FieldSet) -> Outcome<()> {
+fn check_conflicts(managers: &Managers<'_>, written: &FieldSet) -> Outcome<()> {
     let mut causes = Vec::new();
     let mut lines = Vec::new();
     for (id, entry) in &managers.0 {
-        let paths = entry.set.intersection(written).paths();
+        let paths = entry.fields.set().intersection(written).paths();
         if paths.is_empty() {
             continue;
         }
@@ -271,33 +272,39 @@ fn check_conflicts(managers: &Managers, written: &FieldSet) -> Outcome<()> {
 /// Makes the writer of an update the owner of the fields that differ.
 fn assign_changed_fields(
     schema: &Schema,
-    managers: &mut Managers,
+    managers: &mut Managers<'_>,
     before: &Value,
     after: &Value,
     writer: &Writer<'_>,
 ) {
     let ignored = schema.ignored_fields(writer.subresource);
-    let comparison = schema.compare(before, after).without(&ignored);
-    let written = comparison.written();
-    managers.lose(&written, &comparison.removed);
-    let mut set = written.difference(&UNOWNED_FIELDS);
+    let (written, mut removed) = schema.written_and_removed(before, after, &ignored);
+    let id = writer.id(Operation::Update);
+    let own = managers.0.remove(&id);
+    managers.lose(&written, &removed);
+    removed.add(written.intersection(&UNOWNED_FIELDS));
+    let set = written.difference(&UNOWNED_FIELDS);
+    let mut entry = own.unwrap_or_else(|| ManagerEntry {
+        fields: Fields::Changed(FieldSet::default()),
+        api_version: writer.api_version.to_owned(),
+        time: None,
+    });
+    entry.fields.remove(&removed);
     if !set.is_empty() {
-        let id = writer.id(Operation::Update);
-        if let Some(previous) = managers.0.get(&id) {
-            set = set.union(&previous.set);
-        }
-        let entry = ManagerEntry {
-            set,
-            api_version: writer.api_version.to_owned(),
-            time: Some(meta::format_time(writer.at)),
-        };
-        managers.0.insert(id, entry);
+        entry.fields.add(set);
+        entry.time = Some(meta::format_time(writer.at));
     }
+    managers.0.insert(id, entry);
     managers.remove_empty();
 }
 
 /// Writes the managers. Keeps their times if nothing else has changed.
-fn write_managers(managers: &Managers, stored: &Managers, live: Option<&Value>, new: &mut Value) {
+fn write_managers(
+    managers: &Managers<'_>,
+    stored: &Managers<'_>,
+    live: Option<&Value>,
+    new: &mut Value,
+) {
     if let Some(live) = live
         && managers.has_same_fields(stored)
     {

@@ -1,6 +1,6 @@
 //! The fields in which two objects differ.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
@@ -15,29 +15,30 @@ pub(super) struct Comparison {
 }
 
 impl Comparison {
-    /// Leaves out these fields and the fields below them.
-    pub(super) fn without(&self, ignored: &FieldSet) -> Self {
-        Self {
-            added: self.added.without(ignored),
-            modified: self.modified.without(ignored),
-            removed: self.removed.without(ignored),
-        }
-    }
-
-    pub(super) fn written(&self) -> FieldSet {
-        self.added.union(&self.modified)
-    }
-}
-
-impl Schema {
-    pub(super) fn compare(&self, before: &Value, after: &Value) -> Comparison {
-        let mut comparer = Comparer {
-            schema: self,
-            path: Vec::new(),
-            comparison: Comparison::default(),
+    /// Adds a field and the fields below it that differ. A leaf has none.
+    fn add(
+        &mut self,
+        element: PathElement,
+        [before, after]: [Option<&Value>; 2],
+        (is_leaf, below): (bool, Self),
+    ) {
+        let changed = match (before, after) {
+            (None, _) => Some(&mut self.added),
+            (_, None) => Some(&mut self.removed),
+            _ => is_leaf.then_some(&mut self.modified),
         };
-        comparer.compare_values(&self.root, Some(before), Some(after));
-        comparer.comparison
+        if let Some(changed) = changed {
+            changed.members.insert(element.clone());
+        }
+        for (set, below) in [
+            (&mut self.added, below.added),
+            (&mut self.modified, below.modified),
+            (&mut self.removed, below.removed),
+        ] {
+            if !below.is_empty() {
+                set.children.insert(element.clone(), below);
+            }
+        }
     }
 }
 
@@ -51,110 +52,118 @@ pub(super) fn fields(value: Option<&Value>) -> Option<&Map<String, Value>> {
         .filter(|fields| !fields.is_empty())
 }
 
-struct Comparer<'a> {
-    schema: &'a Schema,
-    path: Vec<PathElement>,
-    comparison: Comparison,
-}
+impl Schema {
+    pub(super) fn compare(&self, before: &Value, after: &Value) -> Comparison {
+        self.compare_values(&self.root, Some(before), Some(after)).1
+    }
 
-impl Comparer<'_> {
-    fn compare_values(&mut self, ty: &Type, before: Option<&Value>, after: Option<&Value>) {
+    /// Returns the fields that are added or modified, and those that are removed, without the ignored ones and those
+    /// below them.
+    pub(super) fn written_and_removed(
+        &self,
+        before: &Value,
+        after: &Value,
+        ignored: &FieldSet,
+    ) -> (FieldSet, FieldSet) {
+        let comparison = self.compare(before, after);
+        let (mut written, mut removed) = (comparison.added, comparison.removed);
+        written.add(comparison.modified);
+        written.remove_with_fields(ignored);
+        removed.remove_with_fields(ignored);
+        (written, removed)
+    }
+
+    /// Returns whether a field is a leaf that differs, and the fields below it that do.
+    fn compare_values(
+        &self,
+        ty: &Type,
+        before: Option<&Value>,
+        after: Option<&Value>,
+    ) -> (bool, Comparison) {
+        let mut comparison = Comparison::default();
         // A write changes a small part of an object.
-        if before.is_some() && before == after {
-            return;
+        if before == after {
+            return (false, comparison);
         }
-        let shapes = (self.schema.shape(ty, before), self.schema.shape(ty, after));
+        let mut compare = |shape| self.compare_shapes(shape, before, after, &mut comparison);
+        let shapes = (self.shape(ty, before), self.shape(ty, after));
         let is_leaf = match (before, after) {
-            (None, None) => return,
-            (_, None) => self.compare_shapes(shapes.0, before, after),
-            (None, _) => self.compare_shapes(shapes.1, before, after),
-            _ if shapes.0.has_same_form(shapes.1) => self.compare_shapes(shapes.1, before, after),
-            _ => {
-                self.compare_shapes(shapes.0, before, after);
-                self.compare_shapes(shapes.1, before, after)
+            (_, None) => compare(shapes.0),
+            (Some(_), _) if !shapes.0.has_same_form(shapes.1) => {
+                compare(shapes.0) | compare(shapes.1)
             }
+            _ => compare(shapes.1),
         };
-        match (before, after) {
-            (None, _) if !is_leaf => self.comparison.added.insert(&self.path),
-            (_, None) if !is_leaf => self.comparison.removed.insert(&self.path),
-            _ => (),
-        }
+        (is_leaf, comparison)
     }
 
     /// Returns whether the value is a leaf here. Two empty lists or maps are.
     fn compare_shapes(
-        &mut self,
+        &self,
         shape: Shape<'_>,
         before: Option<&Value>,
         after: Option<&Value>,
+        comparison: &mut Comparison,
     ) -> bool {
-        let is_leaf = match shape {
-            Shape::Leaf => true,
-            Shape::List { .. } => list(before).is_empty() && list(after).is_empty(),
-            Shape::Map(_) => fields(before).is_none() && fields(after).is_none(),
-        };
         match shape {
-            _ if is_leaf => self.compare_leaf(before, after),
+            Shape::Leaf => true,
             Shape::List { list_type, items } => {
-                self.compare_items(list_type, items, list(before), list(after))
+                let (before, after) = (list(before), list(after));
+                self.compare_items(list_type, items, before, after, comparison);
+                before.is_empty() && after.is_empty()
             }
-            Shape::Map(structure) => self.compare_fields(structure, fields(before), fields(after)),
-            Shape::Leaf => (),
-        }
-        is_leaf
-    }
-
-    fn compare_leaf(&mut self, before: Option<&Value>, after: Option<&Value>) {
-        match (before, after) {
-            (None, _) => self.comparison.added.insert(&self.path),
-            (_, None) => self.comparison.removed.insert(&self.path),
-            (before, after) if before != after => self.comparison.modified.insert(&self.path),
-            _ => (),
+            Shape::Map(structure) => {
+                let (before, after) = (fields(before), fields(after));
+                self.compare_fields(structure, before, after, comparison);
+                before.is_none() && after.is_none()
+            }
         }
     }
 
     fn compare_fields(
-        &mut self,
+        &self,
         structure: Option<&Structure>,
         before: Option<&Map<String, Value>>,
         after: Option<&Map<String, Value>>,
+        comparison: &mut Comparison,
     ) {
-        let names = before.into_iter().chain(after).flat_map(Map::keys);
-        for name in names.collect::<BTreeSet<_>>() {
-            let [before, after] = [before, after].map(|fields| fields?.get(name));
-            self.path.push(PathElement::Field(name.clone()));
-            self.compare_values(field_type(structure, name), before, after);
-            self.path.pop();
+        let is_new = |name: &&String| before.is_none_or(|before| !before.contains_key(*name));
+        let new_names = after.into_iter().flat_map(Map::keys).filter(is_new);
+        for name in before.into_iter().flat_map(Map::keys).chain(new_names) {
+            let sides = [before, after].map(|fields| fields?.get(name));
+            if sides[0] != sides[1] {
+                let below = self.compare_values(field_type(structure, name), sides[0], sides[1]);
+                comparison.add(PathElement::Field(name.clone()), sides, below);
+            }
         }
     }
 
     fn compare_items(
-        &mut self,
+        &self,
         list_type: &ListType,
         ty: &Type,
         before: &[Value],
         after: &[Value],
+        comparison: &mut Comparison,
     ) {
         let mut items: BTreeMap<PathElement, [Vec<&Value>; 2]> = BTreeMap::new();
         for (side, values) in [before, after].into_iter().enumerate() {
             for value in values {
-                if let Ok(element) = self.schema.path_element(list_type, ty, value) {
+                if let Ok(element) = self.path_element(list_type, ty, value) {
                     items.entry(element).or_default()[side].push(value);
                 }
             }
         }
         for (element, [before, after]) in items {
-            self.path.push(element);
-            match (before.as_slice(), after.as_slice()) {
-                (before @ ([] | [_]), after @ ([] | [_])) => {
-                    self.compare_values(ty, before.first().copied(), after.first().copied());
-                }
-                (_, []) => self.comparison.removed.insert(&self.path),
-                ([], _) => self.comparison.added.insert(&self.path),
-                (before, after) if before != after => self.comparison.modified.insert(&self.path),
-                _ => (),
+            if before == after {
+                continue;
             }
-            self.path.pop();
+            let sides = [before.first().copied(), after.first().copied()];
+            let below = match before.len().max(after.len()) {
+                1 => self.compare_values(ty, sides[0], sides[1]),
+                _ => (true, Comparison::default()),
+            };
+            comparison.add(element, sides, below);
         }
     }
 }

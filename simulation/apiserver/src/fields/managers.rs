@@ -1,5 +1,6 @@
 //! The managers of an object: which fields each one owns.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
@@ -49,16 +50,77 @@ impl ManagerId {
     }
 }
 
+/// A set of fields. Most writes keep the stored JSON, which then needs no conversion.
+#[derive(Clone, Debug)]
+pub(super) enum Fields<'a> {
+    Stored(&'a Value),
+    Changed(FieldSet),
+}
+
+impl Fields<'_> {
+    pub(super) fn set(&self) -> Cow<'_, FieldSet> {
+        match self {
+            Self::Stored(fields) => Cow::Owned(FieldSet::parse(fields).unwrap_or_default()),
+            Self::Changed(set) => Cow::Borrowed(set),
+        }
+    }
+
+    fn change(&mut self) -> &mut FieldSet {
+        if let Self::Stored(_) = self {
+            *self = Self::Changed(self.set().into_owned());
+        }
+        match self {
+            Self::Changed(set) => set,
+            Self::Stored(_) => unreachable!("the fields were converted"),
+        }
+    }
+
+    pub(super) fn add(&mut self, set: FieldSet) {
+        match self {
+            Self::Stored(fields) if set.is_subset_of(fields) => {}
+            _ => self.change().add(set),
+        }
+    }
+
+    pub(super) fn remove(&mut self, set: &FieldSet) {
+        match self {
+            Self::Stored(fields) if !set.overlaps(fields) => {}
+            _ => self.change().remove(set),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Stored(fields) => fields.as_object().is_none_or(Map::is_empty),
+            Self::Changed(set) => set.is_empty(),
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        match self {
+            Self::Stored(fields) => (*fields).clone(),
+            Self::Changed(set) => set.fields_v1(),
+        }
+    }
+
+    fn equals(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stored(one), Self::Stored(other)) => one == other,
+            (one, other) => one.set() == other.set(),
+        }
+    }
+}
+
 /// The fields of one manager.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ManagerEntry {
-    pub(super) set: FieldSet,
+#[derive(Clone, Debug)]
+pub(super) struct ManagerEntry<'a> {
+    pub(super) fields: Fields<'a>,
     pub(super) api_version: String,
     pub(super) time: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Managers(pub(super) BTreeMap<ManagerId, ManagerEntry>);
+#[derive(Clone, Debug, Default)]
+pub(super) struct Managers<'a>(pub(super) BTreeMap<ManagerId, ManagerEntry<'a>>);
 
 /// Returns whether a request resets the managers, by a list of one empty entry. An empty list does so too if the
 /// kind is built in.
@@ -98,10 +160,13 @@ fn managed_fields(object: &Value) -> &[Value] {
     entries.and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-impl Managers {
-    /// Reads the managers of an object. Without valid managers the result is empty.
-    pub(super) fn read_from(object: &Value) -> Self {
-        Self::parse(managed_fields(object)).unwrap_or_default()
+impl<'a> Managers<'a> {
+    /// Reads the managers of a stored object. Without valid managers the result is empty.
+    pub(super) fn read_from(object: &'a Value) -> Self {
+        Self::parse(managed_fields(object), |fields| {
+            Some(Fields::Stored(fields))
+        })
+        .unwrap_or_default()
     }
 
     /// Returns the managers for an update of the object that has these. A client can write them, except through a
@@ -113,41 +178,47 @@ impl Managers {
         if is_reset(new, built_in) {
             return Self::default();
         }
-        match Self::parse(managed_fields(new)) {
+        let sent = Self::parse(managed_fields(new), |fields| {
+            FieldSet::parse(fields).map(Fields::Changed)
+        });
+        match sent {
             Some(managers) if !managers.0.is_empty() => managers,
             _ => self.clone(),
         }
     }
 
-    fn parse(entries: &[Value]) -> Option<Self> {
+    fn parse<'b>(
+        entries: &'b [Value],
+        read_fields: impl Fn(&'b Value) -> Option<Fields<'a>>,
+    ) -> Option<Self> {
         let mut managers = BTreeMap::new();
         for entry in entries {
-            let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
-            let operation = match text("operation").as_str() {
+            let text = |name: &str| entry[name].as_str().unwrap_or_default();
+            let operation = match text("operation") {
                 "Apply" => Operation::Apply,
                 "Update" => Operation::Update,
                 _ => return None,
             };
-            let api_version = text("apiVersion");
+            let api_version = text("apiVersion").to_owned();
             if api_version.is_empty() || text("fieldsType") != "FieldsV1" {
                 return None;
             }
-            let set = match entry.get("fieldsV1") {
-                Some(fields) => FieldSet::parse(fields)?,
-                None => FieldSet::default(),
+            let fields = match entry.get("fieldsV1") {
+                Some(fields) => read_fields(fields)?,
+                None => Fields::Changed(FieldSet::default()),
             };
             let time = entry["time"].as_str().map(str::to_owned);
             let id = ManagerId {
-                manager: text("manager"),
+                manager: text("manager").to_owned(),
                 operation,
                 api_version: match operation {
                     Operation::Apply => String::new(),
                     Operation::Update => api_version.clone(),
                 },
-                subresource: text("subresource"),
+                subresource: text("subresource").to_owned(),
             };
             let entry = ManagerEntry {
-                set,
+                fields,
                 api_version,
                 time,
             };
@@ -177,7 +248,7 @@ impl Managers {
                 "operation": id.operation.name(),
                 "apiVersion": entry.api_version,
                 "fieldsType": "FieldsV1",
-                "fieldsV1": entry.set.fields_v1(),
+                "fieldsV1": entry.fields.to_json(),
             });
             if let Some(time) = &entry.time {
                 value["time"] = time.as_str().into();
@@ -194,20 +265,21 @@ impl Managers {
     pub(super) fn has_same_fields(&self, other: &Self) -> bool {
         let mut entries = self.0.values().zip(other.0.values());
         self.0.keys().eq(other.0.keys())
-            && entries
-                .all(|(one, other)| one.set == other.set && one.api_version == other.api_version)
+            && entries.all(|(one, other)| {
+                one.api_version == other.api_version && one.fields.equals(&other.fields)
+            })
     }
 
     /// Removes the fields that another manager has written or removed.
     pub(super) fn lose(&mut self, written: &FieldSet, removed: &FieldSet) {
         for entry in self.0.values_mut() {
-            entry.set.remove(written);
-            entry.set.remove(removed);
+            entry.fields.remove(written);
+            entry.fields.remove(removed);
         }
     }
 
     pub(super) fn remove_empty(&mut self) {
-        self.0.retain(|_, entry| !entry.set.is_empty());
+        self.0.retain(|_, entry| !entry.fields.is_empty());
     }
 
     /// Combines the oldest managers that update if there are too many.
@@ -245,7 +317,7 @@ impl Managers {
                 && let Some(entry) = self.0.remove(&id)
                 && let Some(combined_entry) = self.0.get_mut(&combined)
             {
-                combined_entry.set = combined_entry.set.union(&entry.set);
+                combined_entry.fields.add(entry.fields.set().into_owned());
                 combined_entry.time = time;
             }
             count -= 1;

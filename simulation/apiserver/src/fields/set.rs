@@ -160,6 +160,32 @@ impl FieldSet {
         Value::Object(fields)
     }
 
+    /// Returns whether all members, or any, are members of a set in its JSON form.
+    fn is_in(&self, fields: &Value, all: bool) -> bool {
+        let is_member = |element: &PathElement| {
+            let field = fields.get(element.fields_v1()).and_then(Value::as_object);
+            field.is_some_and(|below| below.is_empty() || below.contains_key("."))
+        };
+        let is_in = |(element, set): (&PathElement, &Self)| match fields.get(element.fields_v1()) {
+            Some(below) => set.is_in(below, all),
+            None => false,
+        };
+        match all {
+            true => self.members.iter().all(is_member) && self.children.iter().all(is_in),
+            false => self.members.iter().any(is_member) || self.children.iter().any(is_in),
+        }
+    }
+
+    /// Returns whether a set in its JSON form contains all members.
+    pub(super) fn is_subset_of(&self, fields: &Value) -> bool {
+        self.is_in(fields, true)
+    }
+
+    /// Returns whether a set in its JSON form contains any member.
+    pub(super) fn overlaps(&self, fields: &Value) -> bool {
+        self.is_in(fields, false)
+    }
+
     /// Returns the set of paths, each a sequence of names.
     pub(super) fn from_paths(paths: &[&[&str]]) -> Self {
         let mut set = Self::default();
@@ -199,31 +225,19 @@ impl FieldSet {
     #[must_use]
     pub(super) fn union(&self, other: &Self) -> Self {
         let mut union = self.clone();
-        union.members.extend(other.members.iter().cloned());
-        for (element, set) in &other.children {
-            let set = match union.children.get(element) {
-                Some(existing) => existing.union(set),
-                None => set.clone(),
-            };
-            union.children.insert(element.clone(), set);
-        }
+        union.add(other.clone());
         union
     }
 
-    /// Returns a set of these members. `remains` selects the fields below each element.
-    fn with_remaining(
-        &self,
-        members: BTreeSet<PathElement>,
-        remains: impl Fn(&PathElement, &Self) -> Self,
-    ) -> Self {
-        let mut result = Self {
-            members,
-            ..Self::default()
-        };
-        for (element, set) in &self.children {
-            result.insert_children(element.clone(), remains(element, set));
+    /// Adds the members of the other set.
+    pub(super) fn add(&mut self, mut other: Self) {
+        self.members.append(&mut other.members);
+        for (element, set) in other.children {
+            match self.children.get_mut(&element) {
+                Some(existing) => existing.add(set),
+                None => self.insert_children(element, set),
+            }
         }
-        result
     }
 
     /// Returns the members that are not members of the other set.
@@ -248,22 +262,28 @@ impl FieldSet {
 
     #[must_use]
     pub(super) fn intersection(&self, other: &Self) -> Self {
-        let members = self.members.intersection(&other.members).cloned().collect();
-        self.with_remaining(members, |element, set| match other.children.get(element) {
-            Some(other) => set.intersection(other),
-            None => Self::default(),
-        })
+        let mut result = Self {
+            members: self.members.intersection(&other.members).cloned().collect(),
+            ..Self::default()
+        };
+        for (element, set) in &self.children {
+            if let Some(other) = other.children.get(element) {
+                result.insert_children(element.clone(), set.intersection(other));
+            }
+        }
+        result
     }
 
-    /// Returns the members that are neither members of the other set nor below one.
-    #[must_use]
-    pub(super) fn without(&self, other: &Self) -> Self {
-        let members = self.members.difference(&other.members).cloned().collect();
-        self.with_remaining(members, |element, set| match other.children.get(element) {
-            _ if other.members.contains(element) => Self::default(),
-            Some(other) => set.without(other),
-            None => set.clone(),
-        })
+    /// Removes the members of the other set and the fields below them.
+    pub(super) fn remove_with_fields(&mut self, other: &Self) {
+        self.members
+            .retain(|element| !other.members.contains(element));
+        self.children.retain(|element, set| {
+            if let Some(other) = other.children.get(element) {
+                set.remove_with_fields(other);
+            }
+            !other.members.contains(element) && !set.is_empty()
+        });
     }
 
     /// Returns all members. At each level, members precede the fields below them.

@@ -328,7 +328,7 @@ fn fields_owned_by(object: &Value, manager: &str) -> FieldSet {
     let managers = Managers::read_from(object);
     let owned = managers.0.iter().find(|(id, _)| id.manager == manager);
     owned
-        .map(|(_, entry)| entry.set.clone())
+        .map(|(_, entry)| entry.fields.set().into_owned())
         .unwrap_or_default()
 }
 
