@@ -1,11 +1,13 @@
 //! The release as Helm stores it.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{Read, Write as _};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use flate2::Compression;
 use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -140,7 +142,7 @@ impl Release {
     /// label of the same name wins.
     pub(crate) fn encode(&self, time_label: &str) -> Result<Value, HelmError> {
         let json = serde_json::to_vec(self).map_err(HelmError::from_error)?;
-        let packed = releases::pack(&json).map_err(HelmError::from_error)?;
+        let packed = pack(&json).map_err(HelmError::from_error)?;
         let seconds = krypton_runtime::clock::wall().as_second().to_string();
         let mut labels = BTreeMap::from([(time_label.to_owned(), seconds)]);
         labels.extend(self.labels.clone());
@@ -163,6 +165,13 @@ impl Release {
             "data": { releases::DATA_KEY: STANDARD.encode(packed) },
         }))
     }
+}
+
+/// Encodes a release as Helm does, but compresses fast instead of well.
+fn pack(json: &[u8]) -> std::io::Result<String> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(json)?;
+    Ok(STANDARD.encode(gzip.finish()?))
 }
 
 fn unpack(data: &str) -> Result<Release, HelmError> {
