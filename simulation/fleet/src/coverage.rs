@@ -138,7 +138,8 @@ impl fmt::Display for Coverage {
 
 /// Verb and resource of a request, without names.
 pub(crate) fn request_kind(method: &str, path: &str) -> String {
-    let is_watch = path.contains("watch=true") || path.contains("watch=1");
+    let (_, query) = path.split_once('?').unwrap_or_default();
+    let is_watch = query.contains("watch=true") || query.contains("watch=1");
     let verb = if is_watch { "WATCH" } else { method };
     format!("{verb} {}", resource_of(path))
 }

@@ -177,8 +177,10 @@ impl Oracles {
     pub fn observe(&mut self, observation: &Observation) -> Result<(), Violation> {
         self.view.observe(observation);
         let at = observation.at;
+        let checks = Checks::new(&self.view, observation);
         for oracle in &mut self.oracles {
-            check(oracle.as_mut(), &self.view, observation)
+            checks
+                .run(oracle.as_mut())
                 .map_err(|text| violation(oracle.as_ref(), at, text))?;
         }
         let (Event::Responded { host, cluster, .. } | Event::RequestLost { host, cluster, .. }) =
@@ -217,21 +219,47 @@ impl Oracles {
     }
 }
 
-/// Lets an oracle check an observation in each way that applies.
-fn check(oracle: &mut dyn Oracle, view: &View, observation: &Observation) -> CheckResult {
-    oracle.check_observation(view, observation)?;
-    if let Event::Change { cluster, change } = &observation.event {
-        oracle.check_change(view, cluster, change)?;
-        if is_product(&change.by) {
-            oracle.check_product_change(view, cluster, change)?;
+/// The ways in which an oracle can check an observation.
+struct Checks<'a> {
+    view: &'a View,
+    observation: &'a Observation,
+    change: Option<(&'a str, &'a Change)>,
+    product_change: Option<(&'a str, &'a Change)>,
+    update: Option<Update<'a>>,
+    helm_start: Option<&'a Run>,
+}
+
+impl<'a> Checks<'a> {
+    fn new(view: &'a View, observation: &'a Observation) -> Self {
+        let change = match &observation.event {
+            Event::Change { cluster, change } => Some((cluster.as_str(), change)),
+            _ => None,
+        };
+        Self {
+            view,
+            observation,
+            change,
+            product_change: change.filter(|(_, change)| is_product(&change.by)),
+            update: object_update(observation),
+            helm_start: started_run(view, observation),
         }
     }
-    if let Some(update) = object_update(observation) {
-        oracle.check_update(view, update)?;
-    }
-    match started_run(view, observation) {
-        Some(run) => oracle.check_helm_start(view, run),
-        None => Ok(()),
+
+    fn run(&self, oracle: &mut dyn Oracle) -> CheckResult {
+        oracle.check_observation(self.view, self.observation)?;
+        if let Some((cluster, change)) = self.change {
+            oracle.check_change(self.view, cluster, change)?;
+        }
+        if let Some((cluster, change)) = self.product_change {
+            oracle.check_product_change(self.view, cluster, change)?;
+        }
+        if let Some(update) = self.update {
+            oracle.check_update(self.view, update)?;
+        }
+        match self.helm_start {
+            Some(run) => oracle.check_helm_start(self.view, run),
+            None => Ok(()),
+        }
     }
 }
 

@@ -121,6 +121,9 @@ invariant! {
             }
             _ => {}
         }
+        if self.sigterms.is_empty() {
+            return Ok(());
+        }
         let Some(renewal) = view.renewal(HOME, HUB_LEASE) else {
             return Ok(());
         };

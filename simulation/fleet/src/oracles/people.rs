@@ -56,9 +56,9 @@ invariant! {
         };
         let is_placed = label(before, MANAGED_BY_LABEL) == Some(MANAGED_BY_HUB);
         // The API server adds the default, an empty spec.
-        let spec = |object: &Value| object.get("spec").cloned().unwrap_or_else(|| json!({}));
-        let is_unchanged = spec(before) == spec(after);
-        ensure(is_unchanged || change.key.group != GROUP || is_placed, || {
+        let default = json!({});
+        let [old, new] = [before, after].map(|object| object.get("spec").unwrap_or(&default));
+        ensure(change.key.group != GROUP || is_placed || old == new, || {
             let key = &change.key;
             format!("{} changes the spec of {} {}", change.by, key.resource, key.name)
         })
@@ -172,7 +172,6 @@ invariant! {
         let location = match &observation.event {
             Event::Change { change, .. } => {
                 let object = change.after.as_deref().filter(|_| change.key.resource != "secrets");
-                // Managed fields contain only names of fields.
                 let is_leaked = object.is_some_and(contains_planted_secret);
                 is_leaked.then(|| format!("{} {}", change.key.resource, change.key.name))
             }
@@ -202,7 +201,10 @@ fn contains_planted_secret(value: &Value) -> bool {
     match value {
         Value::String(text) => text.contains(PLANTED_SECRET),
         Value::Array(values) => values.iter().any(contains_planted_secret),
-        Value::Object(fields) => fields.values().any(contains_planted_secret),
+        // Managed fields contain only names of fields.
+        Value::Object(fields) => fields
+            .iter()
+            .any(|(name, value)| name != "managedFields" && contains_planted_secret(value)),
         _ => false,
     }
 }

@@ -124,7 +124,8 @@ invariant! {
         let Some((_, change, after)) = krypton_change(observation) else {
             return Ok(());
         };
-        let size = after.get("status").map(Value::to_string).unwrap_or_default().len();
+        let json = after.get("status").and_then(|status| serde_json::to_vec(status).ok());
+        let size = json.unwrap_or_default().len();
         ensure(size <= MAX_STATUS_SIZE, || format!("the status of {} has {size} bytes", change.key.name))
     }
 }
