@@ -246,17 +246,21 @@ impl ApiServer {
 }
 
 fn format_uid(hash: &[u8; 32]) -> String {
-    let mut hex: Vec<char> = hash
-        .iter()
-        .take(16)
-        .flat_map(|byte| format!("{byte:02x}").chars().collect::<Vec<_>>())
-        .collect();
-    hex[12] = '4';
-    hex[16] = 'a';
-    for position in [8, 13, 18, 23] {
-        hex.insert(position, '-');
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digits = hash.iter().take(16);
+    let digits = digits.flat_map(|byte| [byte >> 4, byte & 15]);
+    let mut uid = String::with_capacity(36);
+    for (position, digit) in digits.enumerate() {
+        if matches!(position, 8 | 12 | 16 | 20) {
+            uid.push('-');
+        }
+        uid.push(match position {
+            12 => '4',
+            16 => 'a',
+            _ => char::from(DIGITS[usize::from(digit)]),
+        });
     }
-    hex.into_iter().collect()
+    uid
 }
 
 /// The object or the collection that a path names.
