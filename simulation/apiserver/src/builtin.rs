@@ -135,15 +135,15 @@ fn categories(resource: &str) -> Vec<String> {
 }
 
 /// Converts metadata to the type `ObjectMeta` and drops empty fields.
-pub(crate) fn normalize_metadata(object: &mut Value) -> Result<(), String> {
-    if object["metadata"].is_null() {
-        object["metadata"] = Value::Object(Map::new());
+pub(crate) fn normalize_metadata(metadata: &Value) -> Result<Value, String> {
+    if metadata.is_null() {
+        return Ok(Value::Object(Map::new()));
     }
-    object["metadata"] = typed::<ObjectMeta>(&object["metadata"])?;
-    if let Some(metadata) = object["metadata"].as_object_mut() {
-        metadata.retain(|_, value| !is_empty(value));
+    let mut normalized = typed::<ObjectMeta>(metadata)?;
+    if let Some(fields) = normalized.as_object_mut() {
+        fields.retain(|_, value| !is_empty(value));
     }
-    Ok(())
+    Ok(normalized)
 }
 
 pub(crate) fn is_empty(value: &Value) -> bool {

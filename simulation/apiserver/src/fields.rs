@@ -307,11 +307,12 @@ fn write_managers(
 ) {
     if let Some(live) = live
         && managers.has_same_fields(stored)
+        && meta::have_equal_fields(live, new, |name, live, new| {
+            name == "metadata" || live == new
+        })
+        && meta::has_metadata_of(live, new)
     {
-        meta::copy(live, new, "managedFields");
-        if new == live {
-            return;
-        }
+        return meta::copy(live, new, "managedFields");
     }
     managers.write(new);
 }

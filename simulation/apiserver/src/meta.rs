@@ -88,8 +88,35 @@ pub(crate) fn remove_finalizer(object: &mut Value, finalizer: &str) {
 pub(crate) fn copy(from: &Value, to: &mut Value, field: &str) {
     match &from["metadata"][field] {
         Value::Null => remove(to, field),
+        value if to["metadata"].get(field) == Some(value) => {}
         value => set(to, field, value.clone()),
     }
+}
+
+/// Whether two objects have the same fields, with values that `are_equal` accepts.
+pub(crate) fn have_equal_fields(
+    one: &Value,
+    other: &Value,
+    are_equal: impl Fn(&str, &Value, &Value) -> bool,
+) -> bool {
+    let (Some(fields), Some(others)) = (one.as_object(), other.as_object()) else {
+        return one == other;
+    };
+    let is_equal = |(name, value): (&String, &Value)| {
+        let other = others.get(name);
+        other.is_some_and(|other| are_equal(name, value, other))
+    };
+    fields.len() == others.len() && fields.iter().all(is_equal)
+}
+
+/// Whether an object without managed fields has the other metadata of a stored one.
+pub(crate) fn has_metadata_of(stored: &Value, object: &Value) -> bool {
+    let [stored, metadata] = [stored, object].map(|object| object["metadata"].as_object());
+    let (Some(stored), Some(metadata)) = (stored, metadata) else {
+        return false;
+    };
+    let stored = stored.iter().filter(|(name, _)| *name != "managedFields");
+    stored.eq(metadata)
 }
 
 /// Sets top-level fields.
@@ -99,10 +126,25 @@ pub(crate) fn put_top_level(fields: Map<String, Value>, object: &mut Value) {
     }
 }
 
+/// Copies the fields of an object or of its metadata, except the `kept` ones.
+pub(crate) fn copy_except(kept: &[&str], from: &Value, to: &mut Value) {
+    let (Some(from), Some(to)) = (from.as_object(), to.as_object_mut()) else {
+        return;
+    };
+    let is_kept = |name: &String| kept.contains(&name.as_str());
+    to.retain(|name, _| is_kept(name) || from.contains_key(name));
+    for (name, value) in from.iter().filter(|(name, _)| !is_kept(name)) {
+        if to.get(name) != Some(value) {
+            to.insert(name.clone(), value.clone());
+        }
+    }
+}
+
 /// Copies a top-level field, or removes it.
 pub(crate) fn copy_top_level(from: &Value, to: &mut Value, field: &str) {
     if let Some(map) = to.as_object_mut() {
         match from.get(field) {
+            value if value == map.get(field) => None,
             Some(value) => map.insert(field.to_owned(), value.clone()),
             None => map.remove(field),
         };

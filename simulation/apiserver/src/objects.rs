@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use self::conversion::{check_type, to_stored_form};
+use self::conversion::{check_type, decode, to_stored_form};
 use crate::builtin;
 use crate::cause::Cause;
 use crate::kind::{Generation, Kind};
@@ -18,7 +18,7 @@ use crate::status::{Failure, Outcome};
 use crate::validate;
 use crate::write::{DeletionResult, Write};
 
-pub(crate) use conversion::{decode, strict_problem};
+pub(crate) use conversion::strict_problem;
 
 /// Metadata that only the server sets.
 const SYSTEM_METADATA: [&str; 6] = [
@@ -49,7 +49,7 @@ impl ApiServer {
         if !write.name.is_empty() && !name.is_empty() && name != write.name {
             return Err(name_mismatch(&name, &write.name));
         }
-        let unknown = decode(&kind, &mut next)?;
+        let unknown = decode(&kind, None, &mut next)?;
         self.report_unknown(&write, unknown)?;
         if write.name.is_empty() {
             write.name = name;
@@ -206,22 +206,25 @@ impl ApiServer {
         &mut self,
         write: &Write,
         previous: &Arc<Value>,
-        mut next: Value,
+        next: Value,
+    ) -> Outcome<Arc<Value>> {
+        check_version(write, previous, &next)?;
+        let update = DecodedUpdate::decode(write, previous, next)?;
+        self.write_update(write, previous, update)
+    }
+
+    pub(crate) fn write_update(
+        &mut self,
+        write: &Write,
+        previous: &Arc<Value>,
+        update: DecodedUpdate,
     ) -> Outcome<Arc<Value>> {
         let kind = &write.kind;
-        let version = meta::text(&next, "resourceVersion");
-        if !version.is_empty() && version.parse::<u64>().is_err() {
-            let message = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
-            return Err(Failure::new(500, "", message, Value::Null));
-        }
-        if !matches!(version, "" | "0") && version != meta::text(previous, "resourceVersion") {
-            return Err(Failure::modified(kind, &write.name));
-        }
-        if !write.is_apply {
-            drop_unchanged_managers(previous, &mut next);
-        }
-        let unchanged = take_unchanged_fields(kind, previous, &mut next);
-        let unknown = decode(kind, &mut next)?;
+        let DecodedUpdate {
+            mut next,
+            unchanged,
+            unknown,
+        } = update;
         self.report_unknown(write, unknown)?;
         builtin::set_defaults(kind, &mut next);
         match write.is_apply {
@@ -343,21 +346,54 @@ pub(crate) fn check_identity(write: &Write, next: &Value) -> Outcome<()> {
     Ok(())
 }
 
+/// The new state of an existing object in the form of the store.
+#[derive(Debug)]
+pub(crate) struct DecodedUpdate {
+    pub(crate) next: Value,
+    /// The fields at the top level that equal the stored ones. Decoding and defaults have left their mark on them
+    /// before, and would take most of the time of a write.
+    unchanged: Map<String, Value>,
+    /// Paths of the fields that the server does not know.
+    pub(crate) unknown: Vec<String>,
+}
+
+impl DecodedUpdate {
+    pub(crate) fn decode(write: &Write, previous: &Value, mut next: Value) -> Outcome<Self> {
+        if !write.is_apply {
+            drop_unchanged_managers(previous, &mut next);
+        }
+        let unchanged = take_unchanged_fields(&write.kind, previous, &mut next);
+        let unknown = decode(&write.kind, Some(previous), &mut next)?;
+        Ok(Self {
+            next,
+            unchanged,
+            unknown,
+        })
+    }
+}
+
+/// Fails if the update requires another version of the object.
+pub(crate) fn check_version(write: &Write, previous: &Value, next: &Value) -> Outcome<()> {
+    let version = meta::text(next, "resourceVersion");
+    if !version.is_empty() && version.parse::<u64>().is_err() {
+        let message = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
+        return Err(Failure::new(500, "", message, Value::Null));
+    }
+    if !matches!(version, "" | "0") && version != meta::text(previous, "resourceVersion") {
+        return Err(Failure::modified(&write.kind, &write.name));
+    }
+    Ok(())
+}
+
 /// Removes managed fields that equal the stored ones. Without them, an update keeps those too.
-pub(crate) fn drop_unchanged_managers(previous: &Value, next: &mut Value) {
+fn drop_unchanged_managers(previous: &Value, next: &mut Value) {
     let stored = &previous["metadata"]["managedFields"];
     if stored == &next["metadata"]["managedFields"] {
         meta::remove(next, "managedFields");
     }
 }
 
-/// Takes the fields at the top level that equal the stored ones. Decoding and defaults have left their mark on them
-/// before, and would take most of the time of a write.
-pub(crate) fn take_unchanged_fields(
-    kind: &Kind,
-    previous: &Value,
-    next: &mut Value,
-) -> Map<String, Value> {
+fn take_unchanged_fields(kind: &Kind, previous: &Value, next: &mut Value) -> Map<String, Value> {
     let (Some(previous), Some(next)) = (previous.as_object(), next.as_object_mut()) else {
         return Map::new();
     };
@@ -399,13 +435,14 @@ fn restore_read_only_fields(write: &Write, previous: &Value, next: &mut Value) {
             next["spec"]["finalizers"] = finalizers;
         }
         subresource => {
-            let written = std::mem::replace(next, previous.clone());
-            meta::copy_top_level(&written, next, subresource);
             // The controller records the revision of a Deployment together with its status.
-            let has_annotations = !written["metadata"]["annotations"].is_null();
-            if write.kind.is("apps", "deployments") && has_annotations {
-                meta::copy(&written, next, "annotations");
-            }
+            let has_annotations = !next["metadata"]["annotations"].is_null();
+            let kept: &[&str] = match write.kind.is("apps", "deployments") && has_annotations {
+                true => &["managedFields", "annotations"],
+                false => &["managedFields"],
+            };
+            meta::copy_except(kept, &previous["metadata"], &mut next["metadata"]);
+            meta::copy_except(&["metadata", subresource], previous, next);
         }
     }
     match managed {
@@ -495,9 +532,9 @@ fn is_unchanged(previous: &Value, next: &Value) -> bool {
         }
         managed
     };
-    have_equal_fields(previous, next, |name, previous, next| {
+    meta::have_equal_fields(previous, next, |name, previous, next| {
         name == "metadata" || previous == next
-    }) && have_equal_fields(
+    }) && meta::have_equal_fields(
         &previous["metadata"],
         &next["metadata"],
         |name, previous, next| {
@@ -505,22 +542,6 @@ fn is_unchanged(previous: &Value, next: &Value) -> bool {
                 || name == "managedFields" && without_times(previous) == without_times(next)
         },
     )
-}
-
-/// Whether two objects have the same fields, with values that `are_equal` accepts.
-fn have_equal_fields(
-    one: &Value,
-    other: &Value,
-    are_equal: impl Fn(&str, &Value, &Value) -> bool,
-) -> bool {
-    let (Some(fields), Some(others)) = (one.as_object(), other.as_object()) else {
-        return one == other;
-    };
-    let is_equal = |(name, value): (&String, &Value)| {
-        let other = others.get(name);
-        other.is_some_and(|other| are_equal(name, value, other))
-    };
-    fields.len() == others.len() && fields.iter().all(is_equal)
 }
 
 /// Whether a terminating object has lost its last finalizer.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::cause::Cause;
 use crate::managed;
 use crate::meta;
-use crate::objects;
+use crate::objects::{self, DecodedUpdate};
 use crate::request::{ApiRequest, go_type};
 use crate::server::ApiServer;
 use crate::status::{Failure, Outcome};
@@ -57,27 +57,29 @@ impl ApiServer {
         let Some(previous) = self.store.get(&write.key()).cloned() else {
             return Err(Failure::not_found(&write.kind, &write.name));
         };
-        let mut next = (*previous).clone();
-        if write.kind.group == "events.k8s.io" {
-            crate::render::to_served_event(&mut next);
-        }
-        next["apiVersion"] = write.kind.api_version().into();
-        json_patch::merge(&mut next, &patch);
+        let patched = || {
+            let mut next = (*previous).clone();
+            if write.kind.group == "events.k8s.io" {
+                crate::render::to_served_event(&mut next);
+            }
+            next["apiVersion"] = write.kind.api_version().into();
+            json_patch::merge(&mut next, &patch);
+            next
+        };
+        let next = patched();
         check_patched(write, &next)?;
         // The server encodes the patched object and decodes it again.
-        let mut changed = next.clone();
-        objects::drop_unchanged_managers(&previous, &mut changed);
-        objects::take_unchanged_fields(&write.kind, &previous, &mut changed);
-        let unknown = objects::decode(&write.kind, &mut changed).map_err(|failure| {
+        let update = DecodedUpdate::decode(write, &previous, next).map_err(|failure| {
             let text = failure.message();
             let problem = text.split_once(": ").map_or(text, |(_, problem)| problem);
-            Failure::undecodable_patch(&next, problem)
+            Failure::undecodable_patch(&patched(), problem)
         })?;
-        if write.field_validation == "Strict" && !unknown.is_empty() {
-            let problem = objects::strict_problem(&unknown);
-            return Err(Failure::undecodable_patch(&next, &problem));
+        if write.field_validation == "Strict" && !update.unknown.is_empty() {
+            let problem = objects::strict_problem(&update.unknown);
+            return Err(Failure::undecodable_patch(&patched(), &problem));
         }
-        Ok((self.update(write, &previous, next)?, 200))
+        objects::check_version(write, &previous, &update.next)?;
+        Ok((self.write_update(write, &previous, update)?, 200))
     }
 
     fn apply_patch(

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::fmt;
 
 use regex::Regex;
 use serde_json::{Map, Value};
@@ -34,7 +35,7 @@ impl StructuralSchema {
         };
         let metadata = map.remove("metadata");
         let names = ["kind", "apiVersion"].map(|name| (name, map.remove(name)));
-        prune(&self.root, object, "", &mut dropped);
+        prune(&self.root, object, &Path::Root, &mut dropped);
         set_defaults(&self.root, object);
         if let Some(map) = object.as_object_mut() {
             map.extend(metadata.map(|value| ("metadata".to_owned(), value)));
@@ -47,7 +48,7 @@ impl StructuralSchema {
     /// Returns the violations, in the order of the fields.
     pub(crate) fn violations(&self, object: &Value, subresource: &str) -> Vec<Cause> {
         let mut causes = Vec::new();
-        self.validate(&self.root, object, "", &mut causes);
+        self.validate(&self.root, object, &Path::Root, &mut causes);
         // The server lists unsupported values last.
         causes.sort_by_key(|cause| cause.reason == "FieldValueNotSupported");
         if subresource == "status" {
@@ -60,7 +61,7 @@ impl StructuralSchema {
         causes
     }
 
-    fn validate(&self, schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) {
+    fn validate(&self, schema: &Value, value: &Value, path: &Path<'_>, causes: &mut Vec<Cause>) {
         if value.is_null() && schema["nullable"] == true {
             return;
         }
@@ -80,7 +81,7 @@ impl StructuralSchema {
                 check_duplicates(schema, list, path, causes);
                 if !schema["items"].is_null() {
                     for (index, item) in list.iter().enumerate() {
-                        let path = format!("{path}[{index}]");
+                        let path = Path::Item(path, index);
                         self.validate(&schema["items"], item, &path, causes);
                     }
                 }
@@ -104,7 +105,13 @@ impl StructuralSchema {
         }
     }
 
-    fn validate_enum(&self, schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) {
+    fn validate_enum(
+        &self,
+        schema: &Value,
+        value: &Value,
+        path: &Path<'_>,
+        causes: &mut Vec<Cause>,
+    ) {
         let Some(allowed) = schema["enum"].as_array() else {
             return;
         };
@@ -119,17 +126,17 @@ impl StructuralSchema {
         &self,
         schema: &Value,
         map: &Map<String, Value>,
-        path: &str,
+        path: &Path<'_>,
         causes: &mut Vec<Cause>,
     ) {
         check_count(schema, "maxProperties", map.len(), path, causes);
         for field in crate::meta::strings(&schema["required"]) {
             if !map.contains_key(field) {
-                causes.push(Cause::required(join(path, field), ""));
+                causes.push(Cause::required(Path::Field(path, field).to_string(), ""));
             }
         }
         for (name, value) in map {
-            if path.is_empty() && name == "metadata" {
+            if matches!(path, Path::Root) && name == "metadata" {
                 continue;
             }
             let property = &schema["properties"][name];
@@ -138,12 +145,12 @@ impl StructuralSchema {
                 property => property,
             };
             if schema.is_object() {
-                self.validate(schema, value, &join(path, name), causes);
+                self.validate(schema, value, &Path::Field(path, name), causes);
             }
         }
     }
 
-    fn validate_text(&self, schema: &Value, text: &str, path: &str, causes: &mut Vec<Cause>) {
+    fn validate_text(&self, schema: &Value, text: &str, path: &Path<'_>, causes: &mut Vec<Cause>) {
         let length = text.chars().count();
         if let Some(maximum) = schema["maxLength"].as_u64()
             && length as u64 > maximum
@@ -186,17 +193,29 @@ fn collect_patterns(schema: &Value, patterns: &mut BTreeMap<String, Regex>) {
     }
 }
 
-fn join(path: &str, field: &str) -> String {
-    match path {
-        "" => field.to_owned(),
-        path => format!("{path}.{field}"),
+/// A path in an object. Its text is only needed for problems.
+#[derive(Debug)]
+pub(crate) enum Path<'a> {
+    Root,
+    Field(&'a Self, &'a str),
+    Item(&'a Self, usize),
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Root => Ok(()),
+            Self::Field(Self::Root, field) => f.write_str(field),
+            Self::Field(path, field) => write!(f, "{path}.{field}"),
+            Self::Item(path, index) => write!(f, "{path}[{index}]"),
+        }
     }
 }
 
-fn path_or_nil(path: &str) -> String {
+fn path_or_nil(path: &Path<'_>) -> String {
     match path {
-        "" => "<nil>".to_owned(),
-        path => path.to_owned(),
+        Path::Root => "<nil>".to_owned(),
+        path => path.to_string(),
     }
 }
 
@@ -224,7 +243,7 @@ fn expected_type_if_wrong<'a>(schema: &'a Value, value: &Value) -> Option<&'a st
     (!fits).then_some(expected)
 }
 
-fn wrong_type(path: &str, expected: &str, actual: &str) -> Cause {
+fn wrong_type(path: &Path<'_>, expected: &str, actual: &str) -> Cause {
     let problem = format!("{path} in body must be of type {expected}: {actual:?}");
     Cause {
         reason: "FieldValueTypeInvalid",
@@ -233,7 +252,12 @@ fn wrong_type(path: &str, expected: &str, actual: &str) -> Cause {
 }
 
 /// Adds the causes for a fraction in an integer with a format.
-fn report_wrong_format(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) -> bool {
+fn report_wrong_format(
+    schema: &Value,
+    value: &Value,
+    path: &Path<'_>,
+    causes: &mut Vec<Cause>,
+) -> bool {
     let format = schema["format"]
         .as_str()
         .filter(|_| schema["type"] == "integer");
@@ -242,11 +266,21 @@ fn report_wrong_format(schema: &Value, value: &Value, path: &str, causes: &mut V
     };
     causes.push(wrong_type(path, format, "float64"));
     let problem = format!("Checked value must be of type integer with format {format} in {path}");
-    causes.push(Cause::invalid(path_or_nil(""), &"".into(), &problem));
+    causes.push(Cause::invalid(
+        path_or_nil(&Path::Root),
+        &"".into(),
+        &problem,
+    ));
     true
 }
 
-fn check_count(schema: &Value, limit: &str, count: usize, path: &str, causes: &mut Vec<Cause>) {
+fn check_count(
+    schema: &Value,
+    limit: &str,
+    count: usize,
+    path: &Path<'_>,
+    causes: &mut Vec<Cause>,
+) {
     if let Some(maximum) = schema[limit].as_u64()
         && count as u64 > maximum
     {
@@ -259,7 +293,7 @@ fn check_count(schema: &Value, limit: &str, count: usize, path: &str, causes: &m
 }
 
 /// Adds the duplicates in a list that is a set or a map.
-fn check_duplicates(schema: &Value, list: &[Value], path: &str, causes: &mut Vec<Cause>) {
+fn check_duplicates(schema: &Value, list: &[Value], path: &Path<'_>, causes: &mut Vec<Cause>) {
     let keys: Vec<&str> = crate::meta::strings(&schema["x-kubernetes-list-map-keys"]).collect();
     let identity = |item: &Value| match schema["x-kubernetes-list-type"].as_str() {
         Some("set") => Some(item.clone()),
@@ -287,7 +321,7 @@ fn check_duplicates(schema: &Value, list: &[Value], path: &str, causes: &mut Vec
     }
 }
 
-fn prune(schema: &Value, value: &mut Value, path: &str, dropped: &mut Vec<String>) {
+fn prune(schema: &Value, value: &mut Value, path: &Path<'_>, dropped: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
             let additional = &schema["additionalProperties"];
@@ -297,24 +331,24 @@ fn prune(schema: &Value, value: &mut Value, path: &str, dropped: &mut Vec<String
             map.retain(|name, value| {
                 let property = &schema["properties"][name];
                 if property.is_object() {
-                    prune(property, value, &join(path, name), dropped);
+                    prune(property, value, &Path::Field(path, name), dropped);
                     return true;
                 }
                 if additional.is_object() {
-                    prune(additional, value, &join(path, name), dropped);
+                    prune(additional, value, &Path::Field(path, name), dropped);
                     return true;
                 }
                 let is_kept = preserves_unknown
                     || (is_embedded && matches!(&**name, "kind" | "apiVersion" | "metadata"));
                 if !is_kept {
-                    dropped.push(join(path, name));
+                    dropped.push(Path::Field(path, name).to_string());
                 }
                 is_kept
             });
         }
         Value::Array(list) if schema["items"].is_object() => {
             for (index, item) in list.iter_mut().enumerate() {
-                prune(&schema["items"], item, &format!("{path}[{index}]"), dropped);
+                prune(&schema["items"], item, &Path::Item(path, index), dropped);
             }
         }
         _ => {}

@@ -6,6 +6,7 @@ use crate::builtin;
 use crate::decoder;
 use crate::kind::Kind;
 use crate::meta;
+use crate::schema::Path;
 use crate::status::{Failure, Outcome};
 
 /// Rejects an object whose kind or version differs.
@@ -53,7 +54,11 @@ pub(super) fn check_type(kind: &Kind, next: &Value) -> Outcome<()> {
 }
 
 /// Converts a client's object to the stored form: known fields only, with defaults of custom resources.
-pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<Vec<String>> {
+pub(super) fn decode(
+    kind: &Kind,
+    previous: Option<&Value>,
+    next: &mut Value,
+) -> Outcome<Vec<String>> {
     let undecodable = |error: String| {
         Failure::bad_request(format!(
             "{} in version {:?} cannot be handled as a {}: {error}",
@@ -63,16 +68,20 @@ pub(crate) fn decode(kind: &Kind, next: &mut Value) -> Outcome<Vec<String>> {
     next["apiVersion"] = kind.api_version().into();
     next["kind"] = kind.kind.as_str().into();
     let mut unknown = Vec::new();
-    let input = next["metadata"].clone();
-    builtin::normalize_metadata(next).map_err(undecodable)?;
-    unknown_fields(&input, &next["metadata"], "metadata", &mut unknown);
+    if !previous.is_some_and(|previous| meta::has_metadata_of(previous, next)) {
+        let input = next["metadata"].take();
+        let metadata = builtin::normalize_metadata(&input).map_err(undecodable)?;
+        let path = Path::Field(&Path::Root, "metadata");
+        unknown_fields(&input, &metadata, &path, &mut unknown);
+        next["metadata"] = metadata;
+    }
     if let Some(problem) = decoder::problem(kind, next) {
         return Err(undecodable(problem));
     }
     if let Some(normalize) = kind.normalize {
         let metadata = next["metadata"].take();
         let normalized = normalize(next).map_err(undecodable)?;
-        unknown_fields(next, &normalized, "", &mut unknown);
+        unknown_fields(next, &normalized, &Path::Root, &mut unknown);
         *next = normalized;
         next["metadata"] = metadata;
     }
@@ -95,28 +104,25 @@ pub(crate) fn strict_problem(unknown: &[String]) -> String {
 }
 
 /// Collects the paths of the fields that the decoder has dropped.
-fn unknown_fields(input: &Value, decoded: &Value, path: &str, unknown: &mut Vec<String>) {
+fn unknown_fields(input: &Value, decoded: &Value, path: &Path<'_>, unknown: &mut Vec<String>) {
     if input == decoded {
         return;
     }
-    let join = |name: &str| match path {
-        "" => name.to_owned(),
-        path => format!("{path}.{name}"),
-    };
     match (input, decoded) {
         (Value::Object(input), Value::Object(decoded)) => {
             for (name, value) in input {
+                let path = Path::Field(path, name);
                 match decoded.get(name) {
-                    Some(decoded) => unknown_fields(value, decoded, &join(name), unknown),
+                    Some(decoded) => unknown_fields(value, decoded, &path, unknown),
                     None if builtin::is_empty(value)
                         || matches!(&**name, "metadata" | "selfLink") => {}
-                    None => unknown.push(join(name)),
+                    None => unknown.push(path.to_string()),
                 }
             }
         }
         (Value::Array(input), Value::Array(decoded)) => {
             for (index, (input, decoded)) in input.iter().zip(decoded).enumerate() {
-                unknown_fields(input, decoded, &format!("{path}[{index}]"), unknown);
+                unknown_fields(input, decoded, &Path::Item(path, index), unknown);
             }
         }
         _ => {}
