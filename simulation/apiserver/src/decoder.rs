@@ -50,8 +50,8 @@ fn secret_problem(object: &Value) -> Option<String> {
 
 fn base64_problem(text: &str) -> Option<String> {
     let is_digit =
-        |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=' | '\n' | '\r');
-    let position = text.find(|c| !is_digit(c));
+        |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'+' | b'/' | b'=' | b'\n' | b'\r');
+    let position = text.bytes().position(|c| !is_digit(c));
     let position =
         position.or_else(|| (!text.len().is_multiple_of(4)).then_some(text.len() / 4 * 4))?;
     Some(format!("illegal base64 data at input byte {position}"))

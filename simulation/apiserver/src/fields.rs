@@ -58,8 +58,7 @@ pub(crate) fn apply(
         Err(error) => return Err(schema_error(configuration, &error)),
     };
     let base = comparable(schema, live, &Map::new());
-    let stored = live.map(Managers::read_from).unwrap_or_default();
-    let mut managers = stored.clone();
+    let mut managers = live.map(Managers::read_from).unwrap_or_default();
     if managers.0.is_empty() && live.is_some() {
         let first_manager = Writer {
             manager: BEFORE_FIRST_APPLY,
@@ -97,7 +96,7 @@ pub(crate) fn apply(
     managers.0.insert(id, entry);
     managers.remove_empty();
     schema.complete(&mut merged);
-    write_managers(&managers, &stored, live, &mut merged);
+    write_managers(&managers, live, &mut merged);
     Ok(merged)
 }
 
@@ -115,7 +114,7 @@ pub(crate) fn track_update(
     writer: &Writer<'_>,
 ) {
     let stored = live.map(Managers::read_from).unwrap_or_default();
-    let mut managers = stored.for_update(new, writer.subresource, schema.built_in);
+    let mut managers = stored.or_sent(new, writer.subresource, schema.built_in);
     let base = comparable(schema, live, &unchanged);
     schema.complete(new);
     Managers::default().write(new);
@@ -125,7 +124,7 @@ pub(crate) fn track_update(
         managers.limit_updaters();
     }
     meta::put_top_level(unchanged, new);
-    write_managers(&managers, &stored, live, new);
+    write_managers(&managers, live, new);
 }
 
 /// Manager of the fields that an object without managers has when it is first applied.
@@ -278,20 +277,20 @@ fn assign_changed_fields(
     writer: &Writer<'_>,
 ) {
     let ignored = schema.ignored_fields(writer.subresource);
-    let (written, mut removed) = schema.written_and_removed(before, after, &ignored);
+    let (mut written, mut removed) = schema.written_and_removed(before, after, &ignored);
     let id = writer.id(Operation::Update);
     let own = managers.0.remove(&id);
     managers.lose(&written, &removed);
     removed.add(written.intersection(&UNOWNED_FIELDS));
-    let set = written.difference(&UNOWNED_FIELDS);
+    written.remove(&UNOWNED_FIELDS);
     let mut entry = own.unwrap_or_else(|| ManagerEntry {
         fields: Fields::Changed(FieldSet::default()),
         api_version: writer.api_version.to_owned(),
         time: None,
     });
     entry.fields.remove(&removed);
-    if !set.is_empty() {
-        entry.fields.add(set);
+    if !written.is_empty() {
+        entry.fields.add(written);
         entry.time = Some(meta::format_time(writer.at));
     }
     managers.0.insert(id, entry);
@@ -299,18 +298,13 @@ fn assign_changed_fields(
 }
 
 /// Writes the managers. Keeps their times if nothing else has changed.
-fn write_managers(
-    managers: &Managers<'_>,
-    stored: &Managers<'_>,
-    live: Option<&Value>,
-    new: &mut Value,
-) {
+fn write_managers(managers: &Managers<'_>, live: Option<&Value>, new: &mut Value) {
     if let Some(live) = live
-        && managers.has_same_fields(stored)
         && meta::have_equal_fields(live, new, |name, live, new| {
             name == "metadata" || live == new
         })
         && meta::has_metadata_of(live, new)
+        && managers.has_same_fields(&Managers::read_from(live))
     {
         return meta::copy(live, new, "managedFields");
     }

@@ -171,9 +171,10 @@ impl<'a> Managers<'a> {
 
     /// Returns the managers for an update of the object that has these. A client can write them, except through a
     /// subresource. A client that sends none does not remove them.
-    pub(super) fn for_update(&self, new: &Value, subresource: &str, built_in: bool) -> Self {
+    #[must_use]
+    pub(super) fn or_sent(self, new: &Value, subresource: &str, built_in: bool) -> Self {
         if !subresource.is_empty() {
-            return self.clone();
+            return self;
         }
         if is_reset(new, built_in) {
             return Self::default();
@@ -183,7 +184,7 @@ impl<'a> Managers<'a> {
         });
         match sent {
             Some(managers) if !managers.0.is_empty() => managers,
-            _ => self.clone(),
+            _ => self,
         }
     }
 

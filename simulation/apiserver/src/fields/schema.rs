@@ -45,6 +45,8 @@ pub(super) struct Structure {
     /// Type of the fields without a declaration.
     additional: Option<Box<Type>>,
     atomic: bool,
+    /// Names of the fields that the decoder may add.
+    completed: Vec<String>,
 }
 
 /// How the items of a list relate.
@@ -110,6 +112,11 @@ static BUILT_IN: LazyLock<BuiltIn> = LazyLock::new(|| {
     let file: File = serde_json::from_str(include_str!("builtin.json")).expect("the file is JSON");
     let structure = |mut fields: BTreeMap<String, String>| Structure {
         atomic: fields.remove("=").is_some(),
+        completed: fields
+            .iter()
+            .filter(|(_, text)| text.starts_with(['!', '+']))
+            .map(|(name, _)| name.clone())
+            .collect(),
         fields: fields
             .into_iter()
             .map(|(name, text)| (name, parse_type(&text)))
@@ -345,6 +352,9 @@ impl Schema {
 
     fn complete_fields(&self, structure: &Structure, fields: &mut Map<String, Value>, empty: bool) {
         fields.retain(|name, value| {
+            if !matches!(value, Value::Null | Value::Array(_) | Value::Object(_)) {
+                return true;
+            }
             let ty = field_type(Some(structure), name);
             let plain_map = matches!(ty, Type::Structure(_));
             self.complete_value(ty, value, empty);
@@ -363,7 +373,8 @@ impl Schema {
                 _ => true,
             }
         });
-        for (name, ty) in &structure.fields {
+        for name in &structure.completed {
+            let ty = field_type(Some(structure), name);
             let missing = match ty {
                 Type::Named {
                     always_present: true,
@@ -472,5 +483,6 @@ fn custom_structure(open_api: &Value, preserve: bool) -> Structure {
         fields,
         additional: additional.map(Box::new),
         atomic: open_api["x-kubernetes-map-type"] == "atomic",
+        completed: Vec::new(),
     }
 }

@@ -84,7 +84,7 @@ impl PathElement {
 
     fn fields_v1(&self) -> String {
         match self {
-            Self::Field(name) => format!("f:{name}"),
+            Self::Field(name) => ["f:", name].concat(),
             Self::Key(keys) => {
                 let keys = keys
                     .iter()
