@@ -19,6 +19,18 @@ pub(crate) struct RenderedObject<'a> {
     pub(crate) version: Option<u64>,
 }
 
+impl<'a> RenderedObject<'a> {
+    pub(crate) fn new(kind: &'a Kind, view: View, object: &'a Value) -> Self {
+        Self {
+            object,
+            kind,
+            view,
+            omits_type: false,
+            version: None,
+        }
+    }
+}
+
 /// Names of the fields of an Event in `v1` and in `events.k8s.io/v1`.
 const EVENT_FIELDS: [(&str, &str); 7] = [
     ("involvedObject", "regarding"),
@@ -113,23 +125,14 @@ pub(crate) fn json_bytes(value: &impl Serialize) -> Bytes {
     serde_json::to_vec(value).unwrap_or_default().into()
 }
 
-/// A watch event.
-pub(crate) fn watch_event(kind: &'static str, object: &impl Serialize) -> Bytes {
-    #[derive(serde::Serialize)]
-    struct Event<'a, T> {
-        r#type: &'static str,
-        object: &'a T,
-    }
-    let event = Event {
-        r#type: kind,
+/// A watch event with an object in JSON, as one line.
+pub(crate) fn watch_event(kind: &str, object: &[u8]) -> Bytes {
+    let parts: [&[u8]; 5] = [
+        b"{\"type\":\"",
+        kind.as_bytes(),
+        b"\",\"object\":",
         object,
-    };
-    json_line(&event)
-}
-
-/// Writes a value as one line.
-pub(crate) fn json_line(value: &impl Serialize) -> Bytes {
-    let mut line = serde_json::to_vec(value).unwrap_or_default();
-    line.push(b'\n');
-    line.into()
+        b"}\n",
+    ];
+    parts.concat().into()
 }

@@ -13,7 +13,6 @@ use sha2::{Digest as _, Sha256};
 use crate::cause::Cause;
 use crate::kind::Kind;
 use crate::meta;
-use crate::render::{self, RenderedObject};
 use crate::request::{ApiRequest, View, parse_version};
 use crate::resources::Kinds;
 use crate::status::{self, Failure, Outcome, respond};
@@ -195,7 +194,7 @@ impl ApiServer {
     /// Writes or deletes an object and reports the write to watches and controllers.
     pub(crate) fn commit(&mut self, write: &Write, after: Option<Value>) -> Arc<Value> {
         let record = self.store(write, after);
-        self.watches.publish(&record);
+        self.watches.publish(&record, &self.store);
         self.observe(&record, write.now);
         let object = record.after.clone().or_else(|| record.before.clone());
         object.unwrap_or_default()
@@ -383,7 +382,7 @@ impl ApiServer {
                     new_write(request, target),
                     request.parse_object(&kind.kind)?,
                 )?;
-                Ok(object_response(kind, view, &created, 201))
+                Ok(self.object_response(kind, view, &created, 201))
             }
             Method::DELETE if !kind.is("", "namespaces") => {
                 Err(Failure::not_modelled("deletion of collections"))
@@ -413,31 +412,36 @@ impl ApiServer {
             // The real server sends the object and ends the response.
             Method::GET if request.query.is_true("watch") => {
                 let object = self.get_object(request, target)?;
-                let line = render::json_line(&rendered(kind, view, &object));
-                let id = self.watches.open_ended(request.now, kind, line);
+                let line = [&*self.store.render(kind, view, &object), b"\n"].concat();
+                let id = self.watches.open_ended(request.now, kind, line.into());
                 Ok(Answer::Watch(watch::response_head(), id))
             }
             Method::GET => {
                 let object = self.get_object(request, target)?;
-                Ok(object_response(kind, view, &object, 200))
+                Ok(self.object_response(kind, view, &object, 200))
             }
             Method::PUT => {
                 request.check_options("UpdateOptions")?;
                 request.check_content_type()?;
                 let next = request.parse_object(&kind.kind)?;
                 let (object, code) = self.replace(new_write(request, target), next)?;
-                Ok(object_response(kind, view, &object, code))
+                Ok(self.object_response(kind, view, &object, code))
             }
             Method::PATCH => {
                 request.check_options("PatchOptions")?;
                 let (object, code) = self.patch(request, new_write(request, target))?;
-                Ok(object_response(kind, view, &object, code))
+                Ok(self.object_response(kind, view, &object, code))
             }
             Method::DELETE if target.subresource.is_empty() => {
                 self.delete_object(request, target, view)
             }
             _ => Err(Failure::method_not_allowed()),
         }
+    }
+
+    fn object_response(&self, kind: &Kind, view: View, object: &Value, code: u16) -> Answer {
+        let body = self.store.render(kind, view, object);
+        Answer::Complete(respond(code, "application/json", body))
     }
 
     fn get_object(&self, request: &ApiRequest<'_>, target: &Target) -> Outcome<Arc<Value>> {
@@ -475,7 +479,7 @@ impl ApiServer {
         check_propagation_policy(&options)?;
         write.dry_run |= options["dryRun"] == serde_json::json!(["All"]);
         Ok(match self.delete(&write, &options)? {
-            DeletionResult::Remains(object) => object_response(kind, view, &object, 200),
+            DeletionResult::Remains(object) => self.object_response(kind, view, &object, 200),
             DeletionResult::Gone(object) if kind.returns_deleted() => {
                 let mut object = (*object).clone();
                 if !write.dry_run {
@@ -485,7 +489,7 @@ impl ApiServer {
                         self.store.revision().to_string(),
                     );
                 }
-                object_response(kind, view, &object, 200)
+                self.object_response(kind, view, &object, 200)
             }
             DeletionResult::Gone(object) => {
                 let body = status::deletion_status(kind, &target.name, meta::text(&object, "uid"));
@@ -527,19 +531,4 @@ fn new_write(request: &ApiRequest<'_>, target: &Target) -> Write {
         now: request.now,
         author: request.user_agent.to_owned(),
     }
-}
-
-fn rendered<'a>(kind: &'a Kind, view: View, object: &'a Value) -> RenderedObject<'a> {
-    RenderedObject {
-        object,
-        kind,
-        view,
-        omits_type: false,
-        version: None,
-    }
-}
-
-fn object_response(kind: &Kind, view: View, object: &Value, code: u16) -> Answer {
-    let body = render::json_bytes(&rendered(kind, view, object));
-    Answer::Complete(respond(code, "application/json", body))
 }

@@ -1,12 +1,16 @@
 //! The ordered store: objects, revisions and the log of writes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use bytes::Bytes;
 use serde_json::Value;
 
 use crate::key::Key;
+use crate::kind::Kind;
 use crate::meta;
+use crate::render::{self, RenderedObject};
+use crate::request::View;
 
 /// Number of writes that the log keeps.
 const LOG_LIMIT: usize = 20_000;
@@ -16,6 +20,8 @@ const LOG_LIMIT: usize = 20_000;
 pub(crate) struct StoredObject {
     pub(crate) key: Arc<Key>,
     pub(crate) value: Arc<Value>,
+    /// The object in its stored version, once a client has got it.
+    json: OnceLock<Bytes>,
 }
 
 /// A write in the log.
@@ -77,6 +83,21 @@ impl Store {
 
     pub(crate) fn get_by_path(&self, path: &str) -> Option<&StoredObject> {
         self.objects.get(path)
+    }
+
+    /// Returns an object as JSON in the form that a client requests.
+    pub(crate) fn render(&self, kind: &Kind, view: View, object: &Value) -> Bytes {
+        let render = || render::json_bytes(&RenderedObject::new(kind, view, object));
+        if view == View::Metadata || kind.api_version() != kind.stored_api_version {
+            return render();
+        }
+        let key = kind.key(meta::text(object, "namespace"), meta::name(object));
+        match self.get_by_path(&path(&key)) {
+            Some(stored) if std::ptr::eq(&*stored.value, object) => {
+                stored.json.get_or_init(render).clone()
+            }
+            _ => render(),
+        }
     }
 
     pub(crate) fn get_by_uid(&self, uid: &str) -> Option<&StoredObject> {
@@ -154,8 +175,14 @@ impl Store {
         if let Some(value) = &after {
             self.index(&path, value);
             let (key, value) = (key.clone(), value.clone());
-            self.objects
-                .insert(path.clone(), StoredObject { key, value });
+            self.objects.insert(
+                path.clone(),
+                StoredObject {
+                    key,
+                    value,
+                    json: OnceLock::new(),
+                },
+            );
         }
         let record = Arc::new(WriteRecord {
             revision,

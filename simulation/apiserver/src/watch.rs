@@ -15,7 +15,7 @@ use crate::kind::Kind;
 use crate::render::{self, RenderedObject};
 use crate::request::View;
 use crate::selectors::Selector;
-use crate::store::WriteRecord;
+use crate::store::{Store, WriteRecord};
 
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 /// The last bookmark is sent this long before the end of the watch.
@@ -66,7 +66,7 @@ impl Watch {
             && (self.namespace.is_empty() || record.key.namespace == self.namespace)
     }
 
-    fn send(&mut self, record: &WriteRecord) {
+    fn send(&mut self, record: &WriteRecord, store: &Store) {
         if self.ended || !self.covers(record) {
             return;
         }
@@ -79,19 +79,14 @@ impl Watch {
             (Some(before), None) => ("DELETED", before, Some(record.revision)),
             (None, None) => return,
         };
-        let line = self.line(event, object, version);
-        self.pending.push(line);
-    }
-
-    fn line(&self, event: &'static str, object: &Value, version: Option<u64>) -> Bytes {
-        let rendered = RenderedObject {
-            object,
-            kind: &self.kind,
-            view: self.view,
-            omits_type: false,
-            version,
+        let json = match version {
+            None => store.render(&self.kind, self.view, object),
+            version => render::json_bytes(&RenderedObject {
+                version,
+                ..RenderedObject::new(&self.kind, self.view, object)
+            }),
         };
-        render::watch_event(event, &rendered)
+        self.pending.push(render::watch_event(event, &json));
     }
 
     fn send_bookmark(&mut self, revision: u64, ends_initial: bool) {
@@ -107,7 +102,8 @@ impl Watch {
             ),
         };
         let object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
-        self.pending.push(render::watch_event("BOOKMARK", &object));
+        let json = render::json_bytes(&object);
+        self.pending.push(render::watch_event("BOOKMARK", &json));
     }
 
     fn next_timer(&self) -> Timestamp {
@@ -133,9 +129,9 @@ impl Watch {
 }
 
 impl Watches {
-    pub(crate) fn publish(&mut self, record: &WriteRecord) {
+    pub(crate) fn publish(&mut self, record: &WriteRecord, store: &Store) {
         for watch in self.open.values_mut() {
-            watch.send(record);
+            watch.send(record, store);
         }
     }
 

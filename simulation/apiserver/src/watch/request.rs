@@ -10,6 +10,7 @@ use super::{
 };
 use crate::kind::Kind;
 use crate::list;
+use crate::render;
 use crate::request::ApiRequest;
 use crate::selectors::Selector;
 use crate::server::{Answer, ApiServer};
@@ -83,8 +84,8 @@ impl ApiServer {
         let prefix = store::prefix(kind.stored_group(), &kind.resource, &watch.namespace);
         for (_, entry) in self.store.scan(&prefix, "") {
             if watch.selector.matches(&entry.value) {
-                let line = watch.line("ADDED", &entry.value, None);
-                watch.pending.push(line);
+                let json = self.store.render(&kind, watch.view, &entry.value);
+                watch.pending.push(render::watch_event("ADDED", &json));
             }
         }
     }
@@ -100,7 +101,7 @@ impl ApiServer {
             return;
         }
         for record in self.store.writes_since(requested) {
-            watch.send(record);
+            watch.send(record, &self.store);
         }
     }
 }
