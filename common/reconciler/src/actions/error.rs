@@ -16,11 +16,13 @@ pub(crate) type ActionResult<T = ()> = Result<T, ActionError>;
 /// Why an action did not succeed.
 #[derive(Debug)]
 pub(crate) enum ActionError {
-    /// Shown in a condition and retried after a back-off. `permanent` if only a change can help.
+    /// Shown in a condition and retried after a back-off. `permanent` if only a change can help. `revision` is the one
+    /// whose deletion ends the failure.
     Failed {
         reason: &'static str,
         message: String,
         permanent: bool,
+        revision: Option<u32>,
     },
     /// An input of the plan has changed: plan again shortly.
     Conflict,
@@ -37,6 +39,7 @@ impl ActionError {
             reason,
             message,
             permanent: false,
+            revision: None,
         }
     }
 
@@ -46,6 +49,17 @@ impl ActionError {
             reason,
             message,
             permanent: true,
+            revision: None,
+        }
+    }
+
+    /// Returns a permanent failure that ends when a user deletes this revision.
+    pub(super) fn from_revision(reason: &'static str, message: String, revision: u32) -> Self {
+        Self::Failed {
+            reason,
+            message,
+            permanent: true,
+            revision: Some(revision),
         }
     }
 

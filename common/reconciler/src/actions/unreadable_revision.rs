@@ -40,12 +40,12 @@ impl ActionRunner {
             true => reason::UNINSTALL_FAILED,
             false => reason::UPGRADE_FAILED,
         };
-        let failed = |message: String| ActionError::permanent(reason, message);
         let Some((_, revision)) = Revision::from_metadata(&secret.metadata) else {
-            return Err(failed(problem));
+            return Err(ActionError::permanent(reason, problem));
         };
         self.check_permit()?;
         let (target, revision) = (self.helm_target(job), revision.revision);
+        let failed = |message: String| ActionError::from_revision(reason, message, revision);
         let helm = &self.tools.helm;
         let decoding = Box::pin(helm.can_decode(slot, &target, revision, &self.stop));
         match decoding.await {

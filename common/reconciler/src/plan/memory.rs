@@ -27,8 +27,8 @@ pub struct Memory {
     /// Time of the last report or write.
     pub reported_at: Option<BootTime>,
     pub failure: Option<Failure>,
-    /// Whether the release had revisions at the last plan.
-    pub has_revisions: bool,
+    /// The release's revisions at the last plan.
+    pub revisions: Vec<u32>,
     /// The API server's refusal of the planned requests.
     pub refusal: Option<Refusal>,
     /// The last Helm run that succeeded.
@@ -140,16 +140,21 @@ impl Memory {
         self.observe_loss(revisions);
     }
 
-    /// Forgets a failed upgrade or rollback once all revisions have been deleted, because an installation is due then.
-    /// Without revisions since before the failure, the watch may only be late, and the failure stays.
+    /// Forgets a failure once a user has deleted the revision that caused it. Also forgets a failed upgrade or rollback
+    /// once all revisions have been deleted, because an installation is due then.
+    ///
+    /// If a revision was missing before the failure, the watch may only be late, and the failure stays.
     fn observe_loss(&mut self, revisions: &[&Revision]) {
-        let had_revisions = std::mem::replace(&mut self.has_revisions, !revisions.is_empty());
-        let needs_revisions = |failure: &mut Failure| {
-            [reason::UPGRADE_FAILED, reason::ROLLBACK_FAILED].contains(&failure.reason)
-        };
-        if had_revisions && revisions.is_empty() {
-            self.failure.take_if(needs_revisions);
-        }
+        let current = revisions.iter().map(|revision| revision.revision).collect();
+        let previous = std::mem::replace(&mut self.revisions, current);
+        let is_lost = |number: u32| previous.contains(&number) && !self.revisions.contains(&number);
+        let are_all_lost = !previous.is_empty() && self.revisions.is_empty();
+        let needs_revisions =
+            |reason| [reason::UPGRADE_FAILED, reason::ROLLBACK_FAILED].contains(&reason);
+        self.failure.take_if(|failure| {
+            failure.revision.is_some_and(is_lost)
+                || (are_all_lost && needs_revisions(failure.reason))
+        });
     }
 
     /// Records the newest revision. A deployed revision that changes before a newer one exists must be read again,
@@ -214,6 +219,8 @@ pub struct Failure {
     pub attempts: u32,
     /// A retry of the same attempt would fail in the same way.
     pub permanent: bool,
+    /// The revision whose Secret caused the failure. The failure ends with the Secret.
+    pub revision: Option<u32>,
     pub retry_at: BootTime,
     pub attempt: Attempt,
 }

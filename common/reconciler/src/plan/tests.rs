@@ -211,6 +211,7 @@ impl World {
             message: "it broke".to_owned(),
             attempts: 1,
             permanent: false,
+            revision: None,
             retry_at: self.after(retry_in),
             attempt: Attempt {
                 generation: 1,

@@ -198,7 +198,11 @@ impl Reconciler {
                 reason,
                 message,
                 permanent,
-            } => self.record_shown_failure(key, attempt, (reason, message, permanent), now),
+                revision,
+            } => {
+                let cause = (reason, message, permanent, revision);
+                self.record_shown_failure(key, attempt, cause, now);
+            }
         }
     }
 
@@ -207,7 +211,7 @@ impl Reconciler {
         &mut self,
         key: &OwnerKey,
         attempt: Attempt,
-        (reason, message, permanent): (&'static str, String, bool),
+        (reason, message, permanent, revision): (&'static str, String, bool, Option<u32>),
         now: BootTime,
     ) {
         let handling = self.member.policy.handling(&self.desired_now().handling);
@@ -248,6 +252,7 @@ impl Reconciler {
                 message,
                 attempts,
                 permanent,
+                revision,
                 retry_at,
                 attempt,
             });

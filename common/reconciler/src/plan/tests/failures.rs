@@ -158,6 +158,39 @@ fn deleted_release_is_installed_despite_failed_upgrade() {
 }
 
 #[test]
+fn deletion_of_unreadable_revision_ends_its_failure() {
+    let mut w = world();
+    w.set_revisions(&[Status::Superseded, Status::Deployed]);
+    let mut w = w.failed(reason::UPGRADE_FAILED, 900);
+    w.is_read = false;
+    w.memory.failure.as_mut().unwrap().revision = Some(2);
+    // The watch has not shown the revision yet.
+    let unreadable = w.revisions.pop().unwrap();
+    w.observe();
+    w.observe();
+    assert_eq!(w.action(), Action::Nothing);
+    w.revisions.push(unreadable);
+    w.observe();
+    assert_eq!(w.action(), Action::Nothing);
+    // A user has deleted it.
+    w.revisions.pop();
+    w.observe();
+    assert!(matches!(w.action(), Action::Unlock { revision: 1, .. }));
+}
+
+#[test]
+fn deletion_of_older_revision_keeps_failure() {
+    let mut w = world();
+    w.set_revisions(&[Status::Superseded, Status::Failed]);
+    let mut w = w.failed(reason::UPGRADE_FAILED, 900);
+    w.observe();
+    w.revisions.remove(0);
+    w.observe();
+    assert_eq!(w.action(), Action::Nothing);
+    assert!(w.memory.failure.is_some());
+}
+
+#[test]
 fn pinned_chart_or_account_change_ends_back_off() {
     let mut w = world().failed(reason::CHART_NOT_LOADED, 60);
     assert_eq!(w.action(), Action::Nothing);
