@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_reconciler::backup::record_name;
+use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
 use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
 use krypton_types::names::{
     CA_SECRET, GROUP, HUB_LEASE, PAUSED_ANNOTATION, SELF_CLUSTER, tenant_release,
@@ -74,12 +75,20 @@ impl View {
                     && !is_terminating(tenant)
                     && !is_paused
                     && !is_held_back
+                    && !self.awaits_uninstallation(member, tenant)
                 {
                     ready_tenants.push((cluster.clone(), member.to_owned(), tenant.as_ref()));
                 }
             }
         }
         ready_tenants
+    }
+
+    /// Whether Krypton died while it uninstalled the release, and then restored the Tenant with its CRD, because the
+    /// order of both deletions was unknown. Such a lock bears no mark of Krypton, so it lasts for 10 minutes.
+    fn awaits_uninstallation(&self, member: &str, tenant: &Value) -> bool {
+        let is_restored = annotation(tenant, PREVIOUS_UID_ANNOTATION).is_some();
+        is_restored && newest_status(self, member, tenant).as_deref() == Some("uninstalling")
     }
 
     pub(super) fn upgrades_fail(&self) -> bool {
@@ -500,6 +509,27 @@ mod tests {
             history.put_revision(RELEASE, 2, "failed");
         });
         assert_eq!(violated.as_deref(), Some("releases-are-deployed"));
+    }
+
+    #[test]
+    fn restored_tenant_may_await_dead_uninstallation() {
+        for (is_restored, status, expected) in [
+            (true, "uninstalling", None),
+            (false, "uninstalling", Some("releases-are-deployed")),
+            (true, "pending-upgrade", Some("releases-are-deployed")),
+        ] {
+            let violated = History::violated_after(|history| {
+                let mut locked = revision(RELEASE, 2, status);
+                locked["metadata"]["labels"][OWNER_UID_LABEL] = json!("uid-old");
+                history.put("people", "edge-1", locked);
+                if is_restored {
+                    let annotations = json!({PREVIOUS_UID_ANNOTATION: "uid-old"});
+                    let patch = json!({"metadata": {"annotations": annotations}});
+                    history.patch("people", "edge-1", tenant(), &patch);
+                }
+            });
+            assert_eq!(violated.as_deref(), expected, "{is_restored} {status}");
+        }
     }
 
     #[test]
