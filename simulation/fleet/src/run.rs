@@ -100,7 +100,7 @@ impl Runner<'_> {
     fn converge(&mut self) -> Result<(), Violation> {
         let detection_delay = self.remaining_detection_delay();
         let limit = self.simulation.now() + detection_delay + CONVERGE;
-        self.advance(self.settle_time().max(detection_delay))?;
+        self.advance(self.settle_time(detection_delay))?;
         while self.simulation.now() < limit {
             self.advance(CHECK_INTERVAL)?;
             if self.oracles.check_converged(self.simulation.now()).is_ok() {
@@ -111,11 +111,14 @@ impl Runner<'_> {
     }
 
     /// Time from the end of the chaos until the oracles see all that is still to come.
-    fn settle_time(&self) -> Millis {
+    fn settle_time(&self, detection_delay: Millis) -> Millis {
         let mut steps = self.plan.steps.iter();
-        match steps.any(|step| matches!(step.action, Action::Member { .. })) {
-            true => DEPARTURE,
-            false => STALE_LEASES,
+        // A hostile agent invents reports about Tenants, and departs from their status.
+        let departs =
+            |action: &Action| matches!(action, Action::Member { .. } | Action::HostileAgent { .. });
+        match steps.any(|step| departs(&step.action)) {
+            true => detection_delay + DEPARTURE,
+            false => detection_delay.max(STALE_LEASES),
         }
     }
 

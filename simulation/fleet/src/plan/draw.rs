@@ -17,9 +17,13 @@ use crate::time::Millis;
 /// The size of plans.
 pub(super) struct PlanSize {
     edges: RangeInclusive<u32>,
-    tenants: RangeInclusive<u32>,
+    /// One of these is their number.
+    tenants: &'static [u32],
+    charts: &'static [Chart],
     /// Probability of a second hub.
     second_hub: f64,
+    /// Probability that the home cluster is a member.
+    self_cluster: f64,
     /// Probability that the CRDs exist before the start.
     crds_exist: f64,
     /// In seconds.
@@ -31,8 +35,16 @@ pub(super) struct PlanSize {
 
 pub(super) const FULL: PlanSize = PlanSize {
     edges: 1..=3,
-    tenants: 2..=6,
+    tenants: &[2, 3, 4, 5, 6],
+    charts: &[
+        Chart::Plain,
+        Chart::Hooks,
+        Chart::Hooks,
+        Chart::FailingUpgrade,
+        Chart::Slow,
+    ],
     second_hub: 0.5,
+    self_cluster: 0.5,
     crds_exist: 0.25,
     chaos: 30..=300,
     mean_pause: 3_000,
@@ -40,12 +52,24 @@ pub(super) const FULL: PlanSize = PlanSize {
 };
 pub(super) const SHORT: PlanSize = PlanSize {
     edges: 1..=1,
-    tenants: 1..=2,
-    second_hub: 0.25,
-    crds_exist: 0.75,
-    chaos: 5..=15,
+    tenants: &[1, 1, 1, 2],
+    charts: &[
+        Chart::Plain,
+        Chart::Plain,
+        Chart::Plain,
+        Chart::Hooks,
+        Chart::Hooks,
+        Chart::Hooks,
+        Chart::FailingUpgrade,
+        Chart::FailingUpgrade,
+        Chart::Slow,
+    ],
+    second_hub: 0.2,
+    self_cluster: 0.35,
+    crds_exist: 0.85,
+    chaos: 5..=14,
     mean_pause: 1_500,
-    quiet: 10_000,
+    quiet: 8_000,
 };
 /// Pause between two faults of one target.
 const MIN_PAUSE: Millis = 1_000;
@@ -166,8 +190,8 @@ fn draw_settings(rng: &mut Xoshiro256PlusPlus, size: &PlanSize) -> Settings {
             },
         })
         .collect();
-    let self_cluster = rng.random_bool(0.5);
-    let tenants = (0..rng.random_range(size.tenants.clone())).map(|number| {
+    let self_cluster = rng.random_bool(size.self_cluster);
+    let tenants = (0..pick(rng, size.tenants)).map(|number| {
         let edge = rng.random_range(0..edges.len());
         let edge = edges.get(edge).map(|edge| edge.name.clone());
         let edge = edge.unwrap_or_default();
@@ -183,14 +207,7 @@ fn draw_settings(rng: &mut Xoshiro256PlusPlus, size: &PlanSize) -> Settings {
         }
     });
     let tenants = tenants.collect();
-    let charts = [
-        Chart::Plain,
-        Chart::Hooks,
-        Chart::Hooks,
-        Chart::FailingUpgrade,
-        Chart::Slow,
-    ];
-    let chart = charts.get(rng.random_range(0..charts.len())).copied();
+    let chart = pick(rng, size.charts);
     Settings {
         hubs: 1 + u32::from(rng.random_bool(size.second_hub)),
         edges,
@@ -200,7 +217,7 @@ fn draw_settings(rng: &mut Xoshiro256PlusPlus, size: &PlanSize) -> Settings {
         chaos: rng.random_range(size.chaos.clone()) * 1_000,
         quiet: size.quiet,
         at_start: None,
-        chart: chart.unwrap_or(Chart::Plain),
+        chart,
     }
 }
 
@@ -224,10 +241,14 @@ struct PlanDraft {
     chart_version: u32,
 }
 
+fn pick<T: Clone>(rng: &mut Xoshiro256PlusPlus, all: &[T]) -> T {
+    let index = rng.random_range(0..all.len());
+    all.get(index).unwrap_or(&all[0]).clone()
+}
+
 impl PlanDraft {
     fn pick<T: Clone>(&mut self, all: &[T]) -> T {
-        let index = self.rng.random_range(0..all.len());
-        all.get(index).unwrap_or(&all[0]).clone()
+        pick(&mut self.rng, all)
     }
 
     /// Adds a step unless a fault of the same target is active.
