@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 /// Number of plans of each size.
 const LONG: u64 = 20;
-const SHORT: u64 = 150;
+const SHORT: u64 = 2_000;
 /// All request faults would take minutes. This has no common divisor with the three faults of each request.
 const PLAN_STEP: usize = 50;
 

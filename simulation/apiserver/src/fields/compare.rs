@@ -57,8 +57,7 @@ impl Schema {
         self.compare_values(&self.root, Some(before), Some(after)).1
     }
 
-    /// Returns the fields that are added or modified, and those that are removed, without the ignored ones and those
-    /// below them.
+    /// Returns the added and modified fields, and the removed ones. Leaves out the ignored fields and all below them.
     pub(super) fn written_and_removed(
         &self,
         before: &Value,
