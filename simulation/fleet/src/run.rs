@@ -5,7 +5,7 @@ use crate::coverage::Coverage;
 use crate::faults;
 use crate::observe::{Event, Observation};
 use crate::oracles::{Oracles, Phase, Violation};
-use crate::plan::{Action, Plan};
+use crate::plan::{Action, MemberAction, Plan};
 use crate::stage::{Fleet, START};
 use crate::time::Millis;
 
@@ -114,8 +114,13 @@ impl Runner<'_> {
     fn settle_time(&self, detection_delay: Millis) -> Millis {
         let mut steps = self.plan.steps.iter();
         // A hostile agent invents reports about Tenants, and departs from their status.
-        let departs =
-            |action: &Action| matches!(action, Action::Member { .. } | Action::HostileAgent { .. });
+        let departs = |action: &Action| match action {
+            Action::Member { action, .. } => !matches!(
+                action,
+                MemberAction::Pause | MemberAction::Resume | MemberAction::Rejoin
+            ),
+            action => matches!(action, Action::HostileAgent { .. }),
+        };
         match steps.any(|step| departs(&step.action)) {
             true => detection_delay + DEPARTURE,
             false => detection_delay.max(STALE_LEASES),

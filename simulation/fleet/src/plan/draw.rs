@@ -52,24 +52,27 @@ pub(super) const FULL: PlanSize = PlanSize {
 };
 pub(super) const SHORT: PlanSize = PlanSize {
     edges: 1..=1,
-    tenants: &[1, 1, 1, 2],
+    tenants: &[1, 1, 1, 1, 2],
     charts: &[
         Chart::Plain,
         Chart::Plain,
         Chart::Plain,
+        Chart::Plain,
         Chart::Hooks,
         Chart::Hooks,
         Chart::Hooks,
+        Chart::Hooks,
+        Chart::FailingUpgrade,
         Chart::FailingUpgrade,
         Chart::FailingUpgrade,
         Chart::Slow,
     ],
     second_hub: 0.2,
-    self_cluster: 0.35,
+    self_cluster: 0.25,
     crds_exist: 0.85,
-    chaos: 5..=14,
+    chaos: 4..=10,
     mean_pause: 1_500,
-    quiet: 8_000,
+    quiet: 6_000,
 };
 /// Pause between two faults of one target.
 const MIN_PAUSE: Millis = 1_000;
