@@ -314,17 +314,44 @@ invariant! {
 }
 
 invariant! {
-    /// Helm does not run on a member that has been paused or banned for some time.
+    /// Helm does not run on a member that has been paused for some time. Krypton neither writes a namespace there nor
+    /// adds its finalizer to a Tenant.
     PausedMemberStays, "paused-member-stays",
     fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
-        let Some(member) = run.cluster.as_deref().map(Settings::member_for) else {
+        let Some(cluster) = run.cluster.as_deref() else {
             return Ok(());
         };
-        // A banned agent continues with its last desired state, so only the pause counts.
-        let pause = view.member_paused_for(member);
-        let is_paused_long = pause.is_some_and(|time| time > WATCH_LAG) && view.calm_time() > WATCH_LAG;
-        ensure(!is_paused_long, || format!("{} runs Helm on the paused {member}", run.host))
+        ensure(!is_long_paused(view, cluster), || format!("{} runs Helm on the paused {cluster}", run.host))
     }
+
+    fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
+        let key = &change.key;
+        let adds_finalizer = || {
+            let (Some(before), Some(after)) = (&change.before, &change.after) else {
+                return false;
+            };
+            !has_finalizer(before, TENANT_FINALIZER) && has_finalizer(after, TENANT_FINALIZER)
+        };
+        let is_act = key.resource == "namespaces" || key.resource == "tenants" && adds_finalizer();
+        ensure(!is_act || !is_long_paused(view, cluster), || {
+            format!("{} writes {} {} on the paused {cluster}", change.by, key.resource, key.name)
+        })
+    }
+}
+
+/// Whether the member of the cluster has been paused for some time.
+fn is_long_paused(view: &View, cluster: &str) -> bool {
+    let member = Settings::member_for(cluster);
+    let pause = view.member_paused_for(member);
+    // A banned agent continues with its last desired state, which may precede the pause.
+    let is_banned = view
+        .edge_cluster(member)
+        .is_some_and(|member| member.pointer("/spec/banned") == Some(&Value::Bool(true)));
+    let key = krypton_key("edgeclusters", "", member);
+    pause.is_some_and(|time| time > WATCH_LAG)
+        && !is_banned
+        && view.time_since_change(HOME, &key) > WATCH_LAG
+        && view.calm_time() > WATCH_LAG
 }
 
 invariant! {
@@ -372,8 +399,10 @@ mod tests {
     use serde_json::json;
 
     use super::super::story::{
-        AGENT, History, RELEASE, deletion_patch, deployment, edge_cluster, revision, tenant,
+        AGENT, History, RELEASE, deletion_patch, deployment, edge_cluster, namespace, revision,
+        tenant,
     };
+    use super::TENANT_FINALIZER;
 
     #[test]
     fn deleted_tenant_loses_its_release() {
@@ -520,17 +549,34 @@ mod tests {
     }
 
     #[test]
-    fn helm_on_a_paused_member_is_found() {
-        for (paused, oracle) in [(false, None), (true, Some("paused-member-stays"))] {
-            let mut history = History::with_tenant();
-            let mut member = edge_cluster("edge-1");
-            member["spec"] = json!({"paused": paused});
-            history
-                .put("people", "home", member)
-                .wait(31_000)
-                .renew_leases()
-                .start_helm(1, AGENT, "upgrade", RELEASE);
-            assert_eq!(history.violated_oracle(), oracle);
+    fn acts_on_a_paused_member_are_found() {
+        const VIOLATED: Option<&str> = Some("paused-member-stays");
+        let finalizers = json!({"metadata": {"finalizers": [TENANT_FINALIZER]}});
+        for (spec, oracle) in [
+            (json!({"paused": false}), None),
+            (json!({"paused": true, "banned": true}), None),
+            (json!({"paused": true}), VIOLATED),
+        ] {
+            let paused = || {
+                let mut history = History::with_tenant();
+                let mut member = edge_cluster("edge-1");
+                member["spec"] = spec.clone();
+                history.put("people", "home", member).wait(31_000);
+                history.renew_leases();
+                history
+            };
+            paused()
+                .start_helm(1, AGENT, "upgrade", RELEASE)
+                .assert_outcome(oracle);
+            paused()
+                .put(AGENT, "edge-1", namespace("t1", true))
+                .assert_outcome(oracle);
+            let mut unprotected = paused();
+            let without = json!({"metadata": {"finalizers": []}});
+            unprotected
+                .patch("people", "edge-1", tenant(), &without)
+                .patch(AGENT, "edge-1", tenant(), &finalizers)
+                .assert_outcome(oracle);
         }
     }
 
