@@ -1,18 +1,24 @@
 //! Invariants of objects and fields that belong to people.
 
+use std::collections::BTreeMap;
+
+use krypton_sim_apiserver::server::Key;
 use krypton_types::names::{CA_SECRET, GROUP, MANAGED_BY_HUB, MANAGED_BY_LABEL};
 use serde_json::{Value, json};
 
 use super::view::{WATCH_LAG, starts_deletion};
-use super::{Change, CheckResult, Oracle, View, ensure, invariant};
+use super::{AttributedWrite, Change, CheckResult, Oracle, View, ensure, invariant};
 use crate::chart::PLANTED_SECRET;
 use crate::faults::FOREIGN_PREFIX;
 use crate::object::label;
 use crate::observe::{Event, HelmEnd, Observation};
 use crate::plan::{Action, HOME, SYSTEM_NAMESPACE};
+use crate::time::Millis;
 
 /// Label on namespaces that Krypton has created.
 const CREATOR_LABEL: &str = "mesh.openkcm.io/created-for";
+/// Time after a fault in which responses to earlier requests may still arrive.
+const LIST_CALM: Millis = 1_000;
 
 invariant! {
     /// Krypton keeps labels, annotations and finalizers that people have added to its objects.
@@ -101,27 +107,58 @@ invariant! {
 }
 
 invariant! {
-    /// Krypton deletes no namespace that contains an object of people.
-    OccupiedNamespacesStay, "occupied-namespaces-stay",
-    fn check_product_change(&mut self, view: &View, cluster: &str, change: &Change) -> CheckResult {
+    /// Krypton deletes no namespace that contains an object of people, if it must have seen the object.
+    OccupiedNamespacesStay {
+        /// When each host has last listed the ConfigMaps of a namespace, by host, cluster and namespace.
+        lists: BTreeMap<(String, String, String), Millis>,
+    },
+    "occupied-namespaces-stay",
+    fn check_observation(&mut self, view: &View, observation: &Observation) -> CheckResult {
+        if let Event::Responded { host, cluster, method, path, code: 200, .. } = &observation.event
+            && method == "GET"
+            && let Some(namespace) = namespace_of_list(path)
+        {
+            let key = (host.clone(), cluster.clone(), namespace.to_owned());
+            // During a fault, the list may be incomplete, or a response to a request that the host has given up.
+            match view.calm_time() > LIST_CALM {
+                true => drop(self.lists.insert(key, observation.at)),
+                false => drop(self.lists.remove(&key)),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_write(&mut self, view: &View, write: &AttributedWrite<'_>) -> CheckResult {
+        let AttributedWrite { host, cluster, change } = *write;
         let key = &change.key;
-        if key.resource != "namespaces" || !starts_deletion(change) {
+        if key.resource != "namespaces" || !starts_deletion(change) || view.recently_restored(cluster) {
             return Ok(());
         }
+        let list = (host.to_owned(), cluster.to_owned(), key.name.clone());
+        let time_since_list = self.lists.get(&list).map(|at| view.now - at);
+        let is_seen = |key: &Key| {
+            let age = view.time_since_change(cluster, key);
+            let is_listed = time_since_list.is_some_and(|time| age > time);
+            is_listed || age > WATCH_LAG && view.calm_time() > WATCH_LAG
+        };
         let occupant = format!("{FOREIGN_PREFIX}occupant");
         let mut objects = view.objects_in(cluster, &key.name);
-        let occupant_entry = objects.find(|(key, object)| {
-            label(object, &occupant).is_some() && view.time_since_change(cluster, key) > WATCH_LAG
-        });
-        let was_restored = view.recently_restored(cluster);
-        match occupant_entry.filter(|_| view.calm_time() > WATCH_LAG && !was_restored) {
+        match objects.find(|(key, object)| label(object, &occupant).is_some() && is_seen(key)) {
             Some((occupant, _)) => Err(format!(
-                "{} deletes the namespace {} with {}",
-                change.by, key.name, occupant.name
+                "{host} deletes the namespace {} with {}",
+                key.name, occupant.name
             )),
             None => Ok(()),
         }
     }
+}
+
+/// The namespace whose ConfigMaps a request of this path lists.
+fn namespace_of_list(path: &str) -> Option<&str> {
+    let (path, _) = path.split_once('?').unwrap_or((path, ""));
+    let namespace = path.strip_suffix("/configmaps")?;
+    let (_, namespace) = namespace.rsplit_once("/api/v1/namespaces/")?;
+    Some(namespace)
 }
 
 invariant! {
@@ -292,13 +329,28 @@ mod tests {
 
     #[test]
     fn deletion_of_an_occupied_namespace_is_found() {
-        for (pause, oracle) in [(1_000, None), (31_000, Some("occupied-namespaces-stay"))] {
+        const VIOLATED: Option<&str> = Some("occupied-namespaces-stay");
+        let list = "/api/v1/namespaces/t0/configmaps?&limit=50";
+        let other = "/api/v1/namespaces/t1/configmaps?&limit=50";
+        let object = "/api/v1/namespaces/t0/configmaps/a";
+        for (fault, before, path, after, oracle) in [
+            ("", 1_000, other, 1_000, None),
+            ("", 1_000, object, 1_000, None),
+            ("", 0, list, 1_000, None),
+            ("", 1_000, list, 1_000, VIOLATED),
+            ("", 30_000, other, 1_000, VIOLATED),
+            ("server edge-1 empty for 9.000", 1_000, list, 1_000, None),
+        ] {
             let mut occupant = config_map("t0", "occupant");
             occupant["metadata"]["labels"] = json!({"people.example/occupant": "true"});
             History::new()
+                .wait(5_000)
                 .put(AGENT, "edge-1", namespace("t0", true))
                 .put("people", "edge-1", occupant)
-                .wait(pause)
+                .fault(fault)
+                .wait(before)
+                .respond(AGENT, "edge-1", "GET", path, 200)
+                .wait(after)
                 .patch(AGENT, "edge-1", namespace("t0", true), &deletion_patch())
                 .assert_outcome(oracle);
         }

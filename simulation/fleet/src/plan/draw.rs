@@ -80,6 +80,8 @@ const MIN_PAUSE: Millis = 1_000;
 const HOSTILE_PLANS: u32 = 20;
 /// Shortest and longest time of that. The shortest chaos has room for the shortest time.
 const HOSTILE_LENGTHS: [Millis; 2] = [1_000, 90_000];
+/// Other users have created an object in the workspace before so many of 100 deletions of Tenants.
+const OCCUPIED_DELETIONS: u32 = 20;
 
 /// Defines the kinds of steps, and their list.
 macro_rules! step_kinds {
@@ -168,6 +170,7 @@ pub(super) fn plan(seed: u64, size: &PlanSize) -> Plan {
         at += draft.rng.random_range(1..2 * size.mean_pause);
     }
     draft.add_hostile_agent(seed);
+    draft.add_occupants(seed);
     draft.end_suspensions();
     let PlanDraft {
         settings,
@@ -309,6 +312,32 @@ impl PlanDraft {
             length: rng.random_range(shortest..=longest),
         };
         self.add_step(at, action);
+    }
+
+    /// Lets other users create objects in some workspaces shortly before people delete the Tenants. A separate generator
+    /// leaves all other draws unchanged.
+    fn add_occupants(&mut self, seed: u64) {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x6f63_6375);
+        for step in self.steps.clone() {
+            let Action::Tenant {
+                cluster,
+                tenant,
+                action: TenantAction::Delete,
+            } = step.action
+            else {
+                continue;
+            };
+            if rng.random_range(0..100) >= OCCUPIED_DELETIONS {
+                continue;
+            }
+            let at = step.at.saturating_sub(rng.random_range(1_000..=5_000));
+            let action = Action::Tenant {
+                cluster,
+                tenant,
+                action: TenantAction::AddOccupant,
+            };
+            self.add_step(at, action);
+        }
     }
 
     /// Ends the suspensions by people.
