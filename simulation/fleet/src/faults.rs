@@ -108,7 +108,8 @@ pub fn apply(simulation: &mut Simulation, action: &Action) {
         | Action::RotateCa
         | Action::DeleteCrd { .. }
         | Action::DeleteHomeCrd { .. }
-        | Action::DeleteAnchor { .. } => people::perform(simulation, action),
+        | Action::DeleteAnchor { .. }
+        | Action::DeleteEpoch => people::perform(simulation, action),
     }
 }
 

@@ -140,6 +140,8 @@ pub enum Action {
     DeleteHomeCrd { resource: String },
     /// Deletes Krypton's anchor on a cluster.
     DeleteAnchor { cluster: String },
+    /// Deletes the ConfigMap with the hub's epoch.
+    DeleteEpoch,
     /// SIGKILL.
     Crash { host: String, restart: Millis },
     /// SIGTERM. The program starts again after this time, or later once it has ended.
@@ -456,6 +458,7 @@ impl Action {
                 | Self::DeleteCrd { .. }
                 | Self::DeleteHomeCrd { .. }
                 | Self::DeleteAnchor { .. }
+                | Self::DeleteEpoch
         )
     }
 
@@ -551,6 +554,7 @@ impl Action {
             | Self::Values { .. }
             | Self::RotateCa
             | Self::DeleteHomeCrd { .. }
+            | Self::DeleteEpoch
             | Self::PassDays { .. } => Vec::new(),
             Self::CopyAgent { edge, .. } | Self::HostileAgent { edge, .. } => vec![edge],
             Self::Link { from, to, .. } | Self::HalfOpen { from, to } => vec![from, to],

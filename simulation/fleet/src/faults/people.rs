@@ -63,6 +63,11 @@ pub(super) fn perform(simulation: &mut Simulation, action: &Action) {
                 format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/krypton-root-owner");
             UserClient::new(simulation, cluster).delete(&path);
         }
+        Action::DeleteEpoch => {
+            let name = names::EPOCH_CONFIG_MAP;
+            let path = format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/{name}");
+            UserClient::for_home(simulation).delete(&path);
+        }
         _ => {}
     }
 }

@@ -82,6 +82,8 @@ const HOSTILE_PLANS: u32 = 20;
 const HOSTILE_LENGTHS: [Millis; 2] = [1_000, 90_000];
 /// Other users have created an object in the workspace before so many of 100 deletions of Tenants.
 const OCCUPIED_DELETIONS: u32 = 20;
+/// People delete the epoch in so many of 100 plans.
+const EPOCH_DELETION_PLANS: u32 = 10;
 
 /// Defines the kinds of steps, and their list.
 macro_rules! step_kinds {
@@ -171,6 +173,7 @@ pub(super) fn plan(seed: u64, size: &PlanSize) -> Plan {
     }
     draft.add_hostile_agent(seed);
     draft.add_occupants(seed);
+    draft.add_epoch_deletion(seed);
     draft.end_suspensions();
     let PlanDraft {
         settings,
@@ -337,6 +340,15 @@ impl PlanDraft {
                 action: TenantAction::AddOccupant,
             };
             self.add_step(at, action);
+        }
+    }
+
+    /// Lets people delete the epoch in some plans. A separate generator leaves all other draws unchanged.
+    fn add_epoch_deletion(&mut self, seed: u64) {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x6570_6f63);
+        if rng.random_range(0..100) < EPOCH_DELETION_PLANS {
+            let at = rng.random_range(0..self.settings.chaos);
+            self.add_step(at, Action::DeleteEpoch);
         }
     }
 

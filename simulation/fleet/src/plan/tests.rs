@@ -60,7 +60,7 @@ fn every_kind_of_step_is_drawn() {
     let plans: Vec<Plan> = (0..400).map(Plan::new).collect();
     let steps = plans.iter().flat_map(|plan| &plan.steps);
     let verbs: BTreeSet<String> = steps.map(|step| action_kind(&step.action)).collect();
-    assert_eq!(verbs.len(), 70, "{verbs:#?}");
+    assert_eq!(verbs.len(), 71, "{verbs:#?}");
 }
 
 #[test]
@@ -106,6 +106,7 @@ fn step_is_printed_as_readable_line() {
         "1.000 hostile-agent edge-1 for 5.000",
         "1.000 member edge-1 add-twin for 5.000",
         "1.000 rotate-ca",
+        "1.000 delete-epoch",
         "9.000 tenant home/t1 create on edge-2",
         "9.000 deployment d0 move to edge-1",
         "9.000 deployment d0 orphan",

@@ -67,6 +67,7 @@ words! { Action:
     ("delete-crd" cluster) => (DeleteCrd { cluster }),
     ("delete-home-crd" resource) => (DeleteHomeCrd { resource }),
     ("delete-anchor" cluster) => (DeleteAnchor { cluster }),
+    ("delete-epoch") => (DeleteEpoch),
     ("crash" host "restart" restart) => (Crash { host, restart }),
     ("crash" host "at-request" nth "restart" restart)
         => (AtRequest { host, nth, fault: RequestFault::Crash { restart } }),
