@@ -300,7 +300,8 @@ fn apply_server_action(simulation: &mut Simulation, action: &Action) {
                 set_server_fault(simulation, &target, None);
             });
             // Clients list again only after the end of a watch.
-            let affects_lists = scope.verbs == Verbs::Lists || !scope.resources.is_empty();
+            let affects_lists = matches!(scope.verbs, Verbs::Lists | Verbs::WideLists)
+                || !scope.resources.is_empty();
             if affects_lists || matches!(fault, ServerFault::Down | ServerFault::EmptyLists) {
                 simulation.change_cluster(cluster, |cluster, _| cluster.server.end_watches());
             }

@@ -10,7 +10,7 @@ use rand::{RngExt as _, SeedableRng as _};
 
 use super::{
     Access, Action, Chart, Edge, FOREVER, HOME, MemberAction, Plan, PlanStep, PlannedTenant, Scope,
-    ServerFault, Settings, TenantAction,
+    ServerFault, Settings, TenantAction, Verbs,
 };
 use crate::time::Millis;
 
@@ -174,6 +174,7 @@ pub(super) fn plan(seed: u64, size: &PlanSize) -> Plan {
     draft.add_hostile_agent(seed);
     draft.add_occupants(seed);
     draft.add_epoch_deletion(seed);
+    draft.narrow_list_faults(seed);
     draft.end_suspensions();
     let PlanDraft {
         settings,
@@ -349,6 +350,19 @@ impl PlanDraft {
         if rng.random_range(0..100) < EPOCH_DELETION_PLANS {
             let at = rng.random_range(0..self.settings.chaos);
             self.add_step(at, Action::DeleteEpoch);
+        }
+    }
+
+    /// Limits some faults of lists to lists of all namespaces. A separate generator leaves all other draws unchanged.
+    fn narrow_list_faults(&mut self, seed: u64) {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x7769_6465);
+        for step in &mut self.steps {
+            if let Action::Server { scope, .. } = &mut step.action
+                && scope.verbs == Verbs::Lists
+                && rng.random_bool(0.5)
+            {
+                scope.verbs = Verbs::WideLists;
+            }
         }
     }
 

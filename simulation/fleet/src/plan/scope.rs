@@ -20,6 +20,8 @@ pub enum Verbs {
     Gets,
     /// Lists and watches.
     Lists,
+    /// Lists and watches of all namespaces, which are the largest.
+    WideLists,
 }
 
 impl Scope {
@@ -28,6 +30,7 @@ impl Scope {
         let (verbs, rest) = match words {
             ["to", "gets", rest @ ..] => (Verbs::Gets, rest),
             ["to", "lists", rest @ ..] => (Verbs::Lists, rest),
+            ["to", "wide-lists", rest @ ..] => (Verbs::WideLists, rest),
             rest => (Verbs::All, rest),
         };
         let resources = match rest {
@@ -40,11 +43,12 @@ impl Scope {
 
     /// Whether the fault applies to a request with this method and path.
     pub fn matches(&self, method: &Method, path: &str) -> bool {
-        let (resource, named) = resource_of_path(path);
+        let (resource, subject) = parse_path(path);
         let has_verb = match self.verbs {
             Verbs::All => true,
-            Verbs::Gets => method == Method::GET && named,
-            Verbs::Lists => method == Method::GET && !named,
+            Verbs::Gets => method == Method::GET && subject == Subject::Object,
+            Verbs::Lists => method == Method::GET && subject != Subject::Object,
+            Verbs::WideLists => method == Method::GET && subject == Subject::Cluster,
         };
         let is_resource = |each: &String| Some(each.as_str()) == resource;
         has_verb && (self.resources.is_empty() || self.resources.iter().any(is_resource))
@@ -57,6 +61,7 @@ impl fmt::Display for Scope {
             Verbs::All => {}
             Verbs::Gets => f.write_str(" to gets")?,
             Verbs::Lists => f.write_str(" to lists")?,
+            Verbs::WideLists => f.write_str(" to wide-lists")?,
         }
         match self.resources.is_empty() {
             true => Ok(()),
@@ -65,17 +70,29 @@ impl fmt::Display for Scope {
     }
 }
 
-/// The resource of a path, and whether the path names one object.
-fn resource_of_path(path: &str) -> (Option<&str>, bool) {
+/// The subject of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Subject {
+    Object,
+    /// The objects in one namespace.
+    Namespace,
+    /// All objects.
+    Cluster,
+}
+
+/// The resource and the subject of a path.
+fn parse_path(path: &str) -> (Option<&str>, Subject) {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let rest = match parts.as_slice() {
         ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => rest,
-        _ => return (None, true),
+        _ => return (None, Subject::Object),
     };
     match rest {
-        ["namespaces", _, resource, name @ ..] => (Some(resource), !name.is_empty()),
-        [resource, name @ ..] => (Some(resource), !name.is_empty()),
-        [] => (None, true),
+        ["namespaces", _, resource] => (Some(resource), Subject::Namespace),
+        ["namespaces", _, resource, ..] => (Some(resource), Subject::Object),
+        [resource] => (Some(resource), Subject::Cluster),
+        [resource, ..] => (Some(resource), Subject::Object),
+        [] => (None, Subject::Object),
     }
 }
 
@@ -88,13 +105,19 @@ mod tests {
         let all = "/apis/mesh.openkcm.io/v1alpha1/tenants";
         let one = "/apis/mesh.openkcm.io/v1alpha1/namespaces/tenants/tenants/t0";
         let namespace = "/api/v1/namespaces/t0";
+        let in_namespace = "/apis/mesh.openkcm.io/v1alpha1/namespaces/tenants/tenants";
         for (words, expected) in [
-            ("", [true, true, true, true]),
-            ("to gets", [false, true, true, false]),
-            ("to lists", [true, false, false, false]),
-            ("to lists on tenants", [true, false, false, false]),
-            ("to gets on namespaces,secrets", [false, false, true, false]),
-            ("on tenants", [true, true, false, false]),
+            ("", [true, true, true, true, true]),
+            ("to gets", [false, true, true, false, false]),
+            ("to lists", [true, false, false, true, false]),
+            ("to wide-lists", [true, false, false, false, false]),
+            ("to lists on tenants", [true, false, false, true, false]),
+            ("to wide-lists on secrets", [false; 5]),
+            (
+                "to gets on namespaces,secrets",
+                [false, false, true, false, false],
+            ),
+            ("on tenants", [true, true, false, true, false]),
         ] {
             let scope = Scope::parse(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
             assert_eq!(scope.to_string().trim(), words);
@@ -102,6 +125,7 @@ mod tests {
                 scope.matches(&Method::GET, all),
                 scope.matches(&Method::GET, one),
                 scope.matches(&Method::GET, namespace),
+                scope.matches(&Method::GET, in_namespace),
                 scope.matches(&Method::POST, "/api/v1/namespaces/t0/secrets"),
             ];
             assert_eq!(matched, expected, "{words}");
