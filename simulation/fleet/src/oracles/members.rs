@@ -1,23 +1,29 @@
 //! Invariants of members, placed Tenants and KryptonDeployments.
 
 use krypton_sim_apiserver::server::Key;
+use krypton_types::conditions::reason;
 use krypton_types::names::{
     GROUP, HOME_UID_ANNOTATION, ORPHAN_ANNOTATION, PLACED_FINALIZER, PLACED_ON_ANNOTATION,
 };
 use serde_json::Value;
 
 use super::view::{
-    ReleaseOwner, finalizer_removal, is_placed_copy, is_product, krypton_key, starts_deletion,
+    RECOVERY, ReleaseOwner, finalizer_removal, is_placed_copy, is_product, krypton_key,
+    starts_deletion,
 };
 use super::{Change, CheckResult, Oracle, Run, Update, View, ensure, invariant};
 use crate::faults::RESTORE_WRITER;
-use crate::object::{annotation, condition, is_terminating, text};
+use crate::object::{annotation, condition, text};
 use crate::observe::Observation;
-use crate::plan::{HOME, Settings, TENANT_NAMESPACE, TWIN_SUFFIX};
+use crate::plan::{Action, FOREVER, HOME, Settings, TENANT_NAMESPACE, TWIN_SUFFIX};
 use crate::time::Millis;
 
-/// A member that has existed this long has reported its Tenants.
-const REPORTING_TIME: Millis = 120_000;
+/// The reasons with which the status shows that a member has departed, or does not count.
+const DEPARTURES: [&str; 3] = [
+    reason::MEMBER_LEFT,
+    reason::TENANT_GONE,
+    reason::NAMESPACE_NOT_ALLOWED,
+];
 
 fn non_empty_text(object: &Value, pointer: &str) -> Option<String> {
     let text = text(object, pointer);
@@ -167,34 +173,63 @@ invariant! {
 }
 
 invariant! {
-    /// The status of a Tenant on the home cluster keeps each member that has a Tenant of this name.
-    MemberStaysInStatus, "member-stays-in-status",
+    /// A member leaves the status of a Tenant on the home cluster only after the status has shown its departure.
+    MemberStaysInStatus {
+        /// End of the last fault of the home cluster or a hub.
+        home_disturbed_until: Option<Millis>,
+    },
+    "member-stays-in-status",
+    fn check_observation(&mut self, _: &View, observation: &Observation) -> CheckResult {
+        if let Some((action, has_ended)) = observation.event.action()
+            && disturbs_home(&action)
+        {
+            let length = action.length().filter(|length| *length != FOREVER && !has_ended);
+            let until = observation.at + length.unwrap_or_default();
+            self.home_disturbed_until = self.home_disturbed_until.max(Some(until));
+        }
+        Ok(())
+    }
+
     fn check_update(&mut self, view: &View, (cluster, change, before, after): Update<'_>) -> CheckResult {
         if cluster != HOME
             || change.key.resource != "tenants"
             || !is_product(&change.by)
             || view.recently_restored(HOME)
             || after.pointer("/status/summary").is_some()
+            // The hub may not have been able to write the departure.
+            || self.home_disturbed_until.is_some_and(|until| view.now <= until + RECOVERY)
         {
             return Ok(());
         }
         for edge in &view.settings.edges {
-            let kind = format!("ClusterReady/{}", edge.name);
-            let is_removed = condition(before, &kind).is_some() && condition(after, &kind).is_none();
-            let name = &change.key.name;
-            let tenant = krypton_key("tenants", TENANT_NAMESPACE, name);
-            let member = krypton_key("edgeclusters", "", &edge.name);
-            let must_be_shown = view.tenant(&edge.name, name).is_some_and(|tenant| !is_terminating(tenant))
-                && view.edge_cluster(&edge.name).is_some_and(|member| !is_terminating(member))
-                && view.time_since_change(&edge.name, &tenant) > REPORTING_TIME
-                && view.time_since_change(HOME, &member) > REPORTING_TIME
-                && view.calm_time() > REPORTING_TIME;
-            if is_removed && must_be_shown {
-                return Err(format!("{} leaves the status of {name}", edge.name));
+            // If the Tenant names a member, no other one counts.
+            let may_count = |tenant: &Value| match text(tenant, "/spec/clusterRef/secretName") {
+                "" => true,
+                named => named == edge.name,
+            };
+            if !may_count(after) {
+                continue;
             }
+            let kind = format!("ClusterReady/{}", edge.name);
+            let shown = condition(before, &kind).filter(|_| condition(after, &kind).is_none());
+            let has_left = shown.is_none_or(|(_, reason)| DEPARTURES.contains(&reason));
+            ensure(has_left, || {
+                format!("{} leaves the status of {} after {shown:?}", edge.name, change.key.name)
+            })?;
         }
         Ok(())
     }
+}
+
+/// Whether a fault can delay writes of hubs on the home cluster.
+fn disturbs_home(action: &Action) -> bool {
+    let is_home = |name: &&str| *name == HOME || name.starts_with("hub-");
+    let names = action.required_names();
+    let is_disturbed = match action {
+        Action::Link { .. } | Action::HalfOpen { .. } => names.iter().all(is_home),
+        _ => names.iter().any(is_home),
+    };
+    is_disturbed && !action.is_user_action()
 }
 
 invariant! {
@@ -394,17 +429,29 @@ mod tests {
     }
 
     #[test]
-    fn member_that_leaves_the_status_is_found() {
-        let ready = condition_patch("ClusterReady/edge-1", "True");
+    fn member_leaves_the_status_after_its_departure() {
+        const VIOLATED: Option<&str> = Some("member-stays-in-status");
         let without = json!({"status": {"conditions": []}});
-        for (pause, oracle) in [(10_000, None), (130_000, Some("member-stays-in-status"))] {
+        for (reason, fault, oracle) in [
+            ("Unreachable", "crash agent-edge-1 restart 9.000", VIOLATED),
+            (
+                "Unreachable",
+                "link agent-edge-1 <-> hub-0 cut for 9.000",
+                VIOLATED,
+            ),
+            ("Unreachable", "server home 503 for 9.000", None),
+            ("Unreachable", "link hub-0 -> home cut for 9.000", None),
+            ("MemberLeft", "", None),
+            ("TenantGone", "", None),
+        ] {
+            let mut shown = condition_patch("ClusterReady/edge-1", "Unknown");
+            shown["status"]["conditions"][0]["reason"] = json!(reason);
             History::new()
-                .put("hub-0", "home", edge_cluster("edge-1"))
-                .put("people", "edge-1", tenant())
                 .put("people", "home", tenant())
                 .renew_leases()
-                .patch("hub-0", "home", tenant(), &ready)
-                .wait(pause)
+                .patch("hub-0", "home", tenant(), &shown)
+                .wait(RECOVERY + 1)
+                .fault(fault)
                 .renew_leases()
                 .patch("hub-0", "home", tenant(), &without)
                 .assert_outcome(oracle);
