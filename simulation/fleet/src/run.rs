@@ -19,7 +19,7 @@ const STALE_LEASES: Millis = 30 * SECOND;
 /// A departed member stays in the status for a minute.
 const DEPARTURE: Millis = 65 * SECOND;
 /// Time between two checks of that.
-const CHECK_INTERVAL: Millis = 10 * SECOND;
+const CHECK_INTERVAL: Millis = 5 * SECOND;
 /// Name of the oracle for runs that do not get as far as the chaos.
 const STARTS: &str = "the-fleet-starts";
 
