@@ -73,7 +73,7 @@ pub(crate) async fn run(controller: RotationController, stop: CancellationToken)
         let result = Box::pin(controller.reconcile(&mut memory)).await;
         tokio::select! {
             () = stop.cancelled() => return,
-            // A new leader reads the CA at once: the previous one may have changed it.
+            // The previous leader may have changed the CA.
             true = leader.changed() => {}
             () = pace.pause_after(result.map(|()| NextRun::AsScheduled)) => {}
         }

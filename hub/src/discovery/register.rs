@@ -29,9 +29,9 @@ const SIZE_MAX: usize = 900 * 1024;
 pub struct Register {
     /// UID of the CRD of EdgeClusters. If the CRD was recreated, users have not dismissed any source.
     pub crd: String,
-    /// UID of the object for each dismissed source, as read after the dismissal. Empty for a member: if its
-    /// object is recreated and its EdgeCluster then deleted while no hub leads, the next leader must not take
-    /// that for a new request. Also empty for a file, and for an object that was not read yet.
+    /// UID of the object for each dismissed source, as read after the dismissal. Empty for a member, for a file, and
+    /// for an object that was not read yet. While no hub leads, a user may recreate a member's object and then delete
+    /// its EdgeCluster. The next leader must not take that for a new request.
     pub entries: BTreeMap<NamedOrigin, String>,
 }
 
