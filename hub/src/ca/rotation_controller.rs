@@ -56,8 +56,8 @@ pub(crate) struct RotationController {
 struct RotationMemory {
     /// resourceVersion of the Secret whose CA this hub uses.
     read_version: Option<String>,
-    /// resourceVersion of the Secret that needed no step.
-    steady_version: Option<String>,
+    /// Whether this version of the Secret needs no step.
+    is_steady: bool,
     /// The current stage, and since when.
     stage: Option<(RotationStage, BootTime)>,
     /// Names of the members that the rotation waits for, as logged.
@@ -97,12 +97,12 @@ impl RotationController {
         let version = secret.metadata.resource_version.clone();
         if memory.read_version.is_none() || memory.read_version != version {
             self.use_authority(&data)?;
-            memory.read_version.clone_from(&version);
+            (memory.read_version, memory.is_steady) = (version, false);
         }
         if let Some(epoch) = epoch {
             self.authority.confirm(epoch);
         }
-        if memory.steady_version.is_some() && memory.steady_version == version {
+        if memory.is_steady {
             // In a new leader term, this state is the baseline.
             self.events.notifier().ca_rotation(RotationPhase::Steady);
             return Ok(());
@@ -128,9 +128,7 @@ impl RotationController {
         let step = next(current, &rotation_request, &members, is_settled, now);
         let locked_out = match step {
             RotationStep::Rest => {
-                if !is_rotating {
-                    memory.steady_version = version;
-                }
+                memory.is_steady = !is_rotating;
                 memory.set_awaited(&[]);
                 return Ok(());
             }
