@@ -206,6 +206,7 @@ async fn run_hub(settings: Arc<Settings>, outside: Outside) -> anyhow::Result<()
         notices: &notices,
         leader: &leader,
         watchdog: &watchdog,
+        network: &*network,
     };
     let fleet_chart = follower.fleet_chart().subscribe();
     let home = settings.self_cluster.then(|| home.config.clone());
@@ -401,6 +402,7 @@ struct Startup<'a> {
     notices: &'a HomeEvents,
     leader: &'a Leader,
     watchdog: &'a Watchdog,
+    network: &'a dyn Network,
 }
 
 impl Startup<'_> {
@@ -486,7 +488,7 @@ impl Startup<'_> {
             watch_namespaces: settings.watch_namespaces.clone(),
             sources,
             kubeconfig_policy: settings.kubeconfig_policy(),
-            tunnels: Tunnels::start(settings.kubeconfig_policy()).await?,
+            tunnels: Tunnels::start(self.network, settings.kubeconfig_policy()).await?,
             connecting: Semaphore::new(MAX_CONNECTING),
             watchdog: self.watchdog.clone(),
         }))

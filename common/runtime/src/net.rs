@@ -1,6 +1,6 @@
 //! Connections between agents and hub. A process gets its network as a value.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::{fmt, io};
 
 use futures::future::BoxFuture;
@@ -26,6 +26,14 @@ pub trait Network: fmt::Debug + Send + Sync {
         address: &'a BindAddress,
     ) -> BoxFuture<'a, Result<Listener, AdminError>> {
         Box::pin(async move { Ok(Box::new(admin::bind(flag, address).await?) as Listener) })
+    }
+
+    /// Listens on any port of the host's loopback address.
+    fn listen_on_loopback(&self) -> BoxFuture<'_, io::Result<Listener>> {
+        Box::pin(async {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            Ok(Box::new(listener) as Listener)
+        })
     }
 }
 

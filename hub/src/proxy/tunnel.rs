@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,11 +22,12 @@ use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use krypton_runtime::chance;
+use krypton_runtime::net::{Listener, Network, Stream};
 use krypton_types::error_chain::chain;
 use krypton_types::kubeconfig::{Authority, Policy, refused_address};
 use thiserror::Error;
 use tokio::io::{AsyncReadExt as _, BufReader};
-use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
@@ -96,10 +97,9 @@ impl Tunnels {
     ///
     /// # Errors
     /// When there is no loopback to listen on.
-    pub async fn start(policy: Policy) -> anyhow::Result<Self> {
+    pub async fn start(network: &dyn Network, policy: Policy) -> anyhow::Result<Self> {
         let failed = "listening on loopback for Helm's connections to members failed";
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
-        let listener = listener.context(failed)?;
+        let listener = network.listen_on_loopback().await.context(failed)?;
         let address = listener.local_addr().context(failed)?;
         let key = hmac::Key::new(hmac::HMAC_SHA256, &chance::secret::<[u8; 32]>());
         let serving = tokio::spawn(serve(listener, key.clone(), policy).in_current_span());
@@ -125,7 +125,7 @@ fn password(key: &hmac::Key, target: &str) -> String {
     URL_SAFE_NO_PAD.encode(hmac::sign(key, target.as_bytes()))
 }
 
-async fn serve(listener: TcpListener, key: hmac::Key, policy: Policy) {
+async fn serve(listener: Listener, key: hmac::Key, policy: Policy) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.
@@ -140,7 +140,6 @@ async fn serve(listener: TcpListener, key: hmac::Key, policy: Policy) {
                 continue;
             }
         };
-        disable_nagle(&stream);
         let (key, slot) = (key.clone(), Arc::new(slot));
         let serving = async move {
             let service = service_fn(|request| {
@@ -185,8 +184,8 @@ async fn respond<P: Send + 'static>(
     };
     let copying = async move {
         let upgraded = hyper::upgrade::on(request).await;
-        // Without hyper's wrapper, which has a lock and small buffers.
-        let helm = upgraded.map(Upgraded::downcast::<TokioIo<TcpStream>>);
+        // Without hyper's wrapper, which has small buffers.
+        let helm = upgraded.map(Upgraded::downcast::<TokioIo<Stream>>);
         if let Ok(Ok(helm)) = helm {
             copy_both_ways(helm.io.into_inner(), &helm.read_buf, server).await;
         }
@@ -235,13 +234,9 @@ async fn dial(host: &str, port: u16, policy: &Policy) -> Result<TcpStream, Tunne
         host: host.to_owned(),
         source,
     })?;
-    disable_nagle(&server);
+    // Otherwise each request of Helm waits up to 40 ms for a delayed acknowledgement.
+    drop(server.set_nodelay(true));
     Ok(server)
-}
-
-/// Otherwise each request of Helm waits up to 40 ms for a delayed acknowledgement.
-fn disable_nagle(stream: &TcpStream) {
-    drop(stream.set_nodelay(true));
 }
 
 /// The addresses of a name. If the policy refuses one of them, it refuses the name.
@@ -273,8 +268,9 @@ pub(super) async fn permitted_addresses(
 }
 
 /// Until either side ends: TLS needs no half of a connection. `early` came from Helm with its request.
-async fn copy_both_ways(mut helm: TcpStream, early: &[u8], mut server: TcpStream) {
-    let ((from_helm, mut to_helm), (from_server, mut to_server)) = (helm.split(), server.split());
+async fn copy_both_ways(helm: Stream, early: &[u8], mut server: TcpStream) {
+    let (from_helm, mut to_helm) = tokio::io::split(helm);
+    let (from_server, mut to_server) = server.split();
     let mut from_helm = BufReader::with_capacity(BUFFER, early.chain(from_helm));
     let mut from_server = BufReader::with_capacity(BUFFER, from_server);
     let ended = tokio::select! {
@@ -288,7 +284,9 @@ async fn copy_both_ways(mut helm: TcpStream, early: &[u8], mut server: TcpStream
 
 #[cfg(test)]
 mod tests {
+    use krypton_runtime::net::Tcp;
     use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpListener;
 
     use super::*;
 
@@ -331,7 +329,7 @@ mod tests {
     async fn helm_reaches_the_server_of_its_kubeconfig() {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = server.local_addr().unwrap().port();
-        let tunnels = Tunnels::start(loopback()).await.unwrap();
+        let tunnels = Tunnels::start(&Tcp, loopback()).await.unwrap();
         let authorization_header = authorization(&tunnels.url(&authority("localhost", port)));
         let request = connect_to(&format!("LOCALHOST:{port}"), &authorization_header);
         let (head, mut helm) = send(&tunnels, &request).await;
@@ -350,8 +348,8 @@ mod tests {
 
     #[tokio::test]
     async fn helm_reaches_no_other_server() {
-        let tunnels = Tunnels::start(loopback()).await.unwrap();
-        let other_tunnels = Tunnels::start(loopback()).await.unwrap();
+        let tunnels = Tunnels::start(&Tcp, loopback()).await.unwrap();
+        let other_tunnels = Tunnels::start(&Tcp, loopback()).await.unwrap();
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = server.local_addr().unwrap().port();
         let (here, elsewhere) = (format!("127.0.0.1:{port}"), "127.0.0.1:1");
@@ -388,7 +386,7 @@ mod tests {
 
     #[tokio::test]
     async fn names_of_forbidden_addresses_are_refused() {
-        let tunnels = Tunnels::start(Policy::default()).await.unwrap();
+        let tunnels = Tunnels::start(&Tcp, Policy::default()).await.unwrap();
         let authorization_header = authorization(&tunnels.url(&authority("localhost", 1)));
         let (head, _) = send(&tunnels, &connect_to("localhost:1", &authorization_header)).await;
         assert!(

@@ -67,7 +67,7 @@ impl Process {
             *to = from;
         }
         let runtime = Builder::new_current_thread()
-            .enable_all()
+            .enable_time()
             .start_paused(true)
             .rng_seed(RngSeed::from_bytes(&seed))
             .on_thread_park(|| {

@@ -1,7 +1,7 @@
 //! The network of one process: it connects and listens.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use futures::future::BoxFuture;
 use krypton_runtime::admin::{AdminError, BindAddress};
@@ -46,21 +46,33 @@ impl Network for SimNetwork {
                 });
             };
             let address = SocketAddr::new(host, address.port);
-            #[allow(
-                clippy::disallowed_methods,
-                reason = "the number of agents bounds the connections"
-            )]
-            let (connections, arrivals) = mpsc::unbounded_channel();
-            let message = Message::Listen {
-                address,
-                connections,
-            };
-            self.outbox.push(self.process, message);
-            Ok(Box::new(SimListener {
-                address,
-                arrivals: tokio::sync::Mutex::new(arrivals),
-                network: self.clone(),
-            }) as Listener)
+            Ok(self.listener(address))
+        })
+    }
+
+    /// Nothing connects to it: the model of Helm reaches API servers directly.
+    fn listen_on_loopback(&self) -> BoxFuture<'_, io::Result<Listener>> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        Box::pin(async move { Ok(self.listener(address)) })
+    }
+}
+
+impl SimNetwork {
+    fn listener(&self, address: SocketAddr) -> Listener {
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "the number of agents bounds the connections"
+        )]
+        let (connections, arrivals) = mpsc::unbounded_channel();
+        let message = Message::Listen {
+            address,
+            connections,
+        };
+        self.outbox.push(self.process, message);
+        Box::new(SimListener {
+            address,
+            arrivals: tokio::sync::Mutex::new(arrivals),
+            network: self.clone(),
         })
     }
 }
