@@ -16,7 +16,15 @@ use crate::workspaces::metadata::NamespaceMetadata;
 /// Entries with their resourceVersions, and an estimate of their bytes.
 #[derive(Debug)]
 pub(super) struct SizedMap<K, V> {
-    entries: BTreeMap<K, (u64, V)>,
+    entries: BTreeMap<K, Entry<V>>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry<V> {
+    pub(super) version: u64,
+    pub(super) value: V,
+    /// Of key and value. An estimate takes long, so it is made once.
     bytes: usize,
 }
 
@@ -30,7 +38,7 @@ impl<K, V> Default for SizedMap<K, V> {
 }
 
 impl<K, V> Deref for SizedMap<K, V> {
-    type Target = BTreeMap<K, (u64, V)>;
+    type Target = BTreeMap<K, Entry<V>>;
 
     fn deref(&self) -> &Self::Target {
         &self.entries
@@ -42,33 +50,36 @@ impl<K: Ord + HeapSize, V: HeapSize> SizedMap<K, V> {
         self.bytes
     }
 
-    pub(super) fn insert(&mut self, key: K, version: u64, value: V) -> Option<(u64, V)> {
-        let key_bytes = key.heap_bytes();
-        self.bytes += entry_bytes::<K, V>(key_bytes, &value);
-        let previous = self.entries.insert(key, (version, value));
-        if let Some((_, previous)) = &previous {
-            self.bytes -= entry_bytes::<K, V>(key_bytes, previous);
+    pub(super) fn insert(&mut self, key: K, version: u64, value: V) {
+        let bytes = size_of::<(K, Entry<V>)>() + key.heap_bytes() + value.heap_bytes();
+        self.bytes += bytes;
+        let entry = Entry {
+            version,
+            value,
+            bytes,
+        };
+        if let Some(previous) = self.entries.insert(key, entry) {
+            self.bytes -= previous.bytes;
         }
-        previous
     }
 
-    pub(super) fn remove(&mut self, key: &K) -> Option<(u64, V)> {
-        let previous = self.entries.remove(key)?;
-        self.bytes -= entry_bytes::<K, V>(key.heap_bytes(), &previous.1);
-        Some(previous)
+    /// Changes the version of an entry.
+    pub(super) fn set_version(&mut self, key: &K, version: u64) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.version = version;
+        }
+    }
+
+    /// Returns whether it contained the entry.
+    pub(super) fn remove(&mut self, key: &K) -> bool {
+        let previous = self.entries.remove(key);
+        self.bytes -= previous.as_ref().map_or(0, |previous| previous.bytes);
+        previous.is_some()
     }
 
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
-
-    pub(super) fn into_entries(self) -> BTreeMap<K, (u64, V)> {
-        self.entries
-    }
-}
-
-fn entry_bytes<K, V: HeapSize>(key_bytes: usize, value: &V) -> usize {
-    size_of::<(K, u64, V)>() + key_bytes + value.heap_bytes()
 }
 
 /// A value that may own memory.

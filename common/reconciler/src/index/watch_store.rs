@@ -36,31 +36,32 @@ impl<K, V> Default for WatchStore<K, V> {
 
 impl<K: Ord + Clone + HeapSize, V: PartialEq + Clone + HeapSize> WatchStore<K, V> {
     pub fn get(&self, key: &K) -> Option<&V> {
-        self.entries.get(key).map(|(_, value)| value)
+        self.entries.get(key).map(|entry| &entry.value)
     }
 
     /// Returns the resourceVersion of the entry, if it is a number.
     pub fn version(&self, key: &K) -> Option<u64> {
-        let version = self.entries.get(key).map(|(version, _)| *version);
+        let version = self.entries.get(key).map(|entry| entry.version);
         version.filter(|version| (1..u64::MAX).contains(version))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.entries.iter().map(|(key, (_, value))| (key, value))
+        let entries = self.entries.iter();
+        entries.map(|(key, entry)| (key, &entry.value))
     }
 
     /// Returns the entries from `first` on, in key order.
     pub fn iter_from(&self, first: K) -> impl Iterator<Item = (&K, &V)> {
         self.entries
             .range(first..)
-            .map(|(key, (_, value))| (key, value))
+            .map(|(key, entry)| (key, &entry.value))
     }
 
     /// Returns the keys from `first` on, in order, with their resourceVersions.
     pub(super) fn versions_from(&self, first: K) -> impl Iterator<Item = (&K, u64)> {
         self.entries
             .range(first..)
-            .map(|(key, (version, _))| (key, *version))
+            .map(|(key, entry)| (key, entry.version))
     }
 
     /// Returns true if the first list is complete.
@@ -117,8 +118,8 @@ impl<K: Ord + Clone + HeapSize, V: PartialEq + Clone + HeapSize> WatchStore<K, V
                 if let (Some((key, version, value)), Some(listing)) =
                     (read(object), self.listing.as_mut())
                 {
-                    let is_newer_listed =
-                        listing.get(&key).is_some_and(|(known, _)| *known > version);
+                    let listed = listing.get(&key);
+                    let is_newer_listed = listed.is_some_and(|known| known.version > version);
                     if !is_newer_listed {
                         listing.insert(key, version, value);
                     }
@@ -137,7 +138,7 @@ impl<K: Ord + Clone + HeapSize, V: PartialEq + Clone + HeapSize> WatchStore<K, V
         let is_deleted = self
             .deletions
             .get(&key)
-            .is_some_and(|(deleted_at, ())| *deleted_at >= resource_version);
+            .is_some_and(|deletion| deletion.version >= resource_version);
         match is_deleted {
             true => None,
             false => self.apply(key, resource_version, value),
@@ -156,12 +157,12 @@ impl<K: Ord + Clone + HeapSize, V: PartialEq + Clone + HeapSize> WatchStore<K, V
         if let Some(listing) = &mut self.listing {
             listing.insert(key.clone(), resource_version, value.clone());
         }
-        if let Some((known, previous)) = self.entries.get(&key) {
-            if *known > resource_version {
+        if let Some(known) = self.entries.get(&key) {
+            if known.version > resource_version {
                 return None;
             }
-            if *previous == value {
-                self.entries.insert(key, resource_version, value);
+            if known.value == value {
+                self.entries.set_version(&key, resource_version);
                 return None;
             }
         }
@@ -170,33 +171,28 @@ impl<K: Ord + Clone + HeapSize, V: PartialEq + Clone + HeapSize> WatchStore<K, V
     }
 
     fn delete(&mut self, key: &K, resource_version: u64) -> Option<K> {
-        match self.entries.get(key) {
-            Some((known, _)) if *known > resource_version => None,
-            Some(_) => self.entries.remove(key).map(|_| key.clone()),
-            None => None,
-        }
+        let known = self.entries.get(key);
+        let is_newer_known = known.is_some_and(|known| known.version > resource_version);
+        (!is_newer_known && self.entries.remove(key)).then(|| key.clone())
     }
 
     fn finish_list(&mut self) -> BTreeSet<K> {
-        let listing = self.listing.take().unwrap_or_default().into_entries();
-        self.listed_objects = 0;
-        let mut changed: BTreeSet<K> = self
-            .entries
-            .keys()
-            .filter(|key| !listing.contains_key(key))
-            .cloned()
-            .collect();
-        for key in &changed {
-            self.entries.remove(key);
-        }
         // A list comes from a quorum read, so it wins even if it is older than the known state. A restored etcd causes
         // that.
-        for (key, (version, value)) in listing {
-            let previous = self.entries.insert(key.clone(), version, value);
-            if previous.as_ref().map(|(_, value)| value) != self.get(&key) {
-                changed.insert(key);
-            }
-        }
+        let listing = self.listing.take().unwrap_or_default();
+        let previous = std::mem::replace(&mut self.entries, listing);
+        self.listed_objects = 0;
+        let is_changed = |(key, value): &(&K, &V)| {
+            let previous = previous.get(key);
+            previous.is_none_or(|previous| previous.value != **value)
+        };
+        let mut changed: BTreeSet<K> = self
+            .iter()
+            .filter(is_changed)
+            .map(|(key, _)| key.clone())
+            .collect();
+        let removed = previous.keys().filter(|key| self.get(key).is_none());
+        changed.extend(removed.cloned());
         self.synced = true;
         changed
     }
