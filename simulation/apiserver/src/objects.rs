@@ -227,6 +227,10 @@ impl ApiServer {
         } = update;
         self.report_unknown(write, unknown)?;
         builtin::set_defaults(kind, &mut next);
+        // Defaults have taken the place of the unchanged fields.
+        if let Some(next) = next.as_object_mut() {
+            next.retain(|name, _| !unchanged.contains_key(name));
+        }
         match write.is_apply {
             true => meta::put_top_level(unchanged, &mut next),
             false => managed::track_update(kind, Some(previous), &mut next, unchanged, write)?,

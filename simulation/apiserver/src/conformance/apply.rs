@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::custom::{widget, widgets};
+use super::custom::{definition, group, serve, widget, widgets};
 use super::objects::{
     CONFIG_MAPS, ONE_CONFIG_MAP, ONE_SECRET, OTHER_UID, config_map, object_path, resource_version,
 };
@@ -26,6 +26,7 @@ super::table!(
     apply_secret,
     apply_namespace,
     managers_of_other_writes,
+    managers_of_metadata_changes,
     managers_cleared,
 );
 
@@ -299,6 +300,28 @@ fn managers_of_other_writes(run: &mut CaseRun<'_>) {
     let mut replaced = created;
     replaced["metadata"]["resourceVersion"] = Value::String(resource_version(&current));
     run.put(&with_manager(&path, "replacer"), &replaced);
+}
+
+/// A change of the metadata makes nobody the owner of defaults.
+fn managers_of_metadata_changes(run: &mut CaseRun<'_>) {
+    run.keep_managed_fields();
+    let mut definition = definition(&group(run), "Namespaced");
+    let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    *schema = json!({
+        "type": "object",
+        "properties": {"spec": {"type": "object", "default": {}, "properties": {"size": {"type": "integer", "default": 3}}}}
+    });
+    let objects = serve(run, &definition);
+    let mut object = widget(run, "one", &json!({}));
+    let created = run.post(&with_manager(&objects, "first"), &object);
+    let path = object_path(&objects, "one");
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    merge(run, &path, "second", &labels);
+    object = created;
+    object["metadata"]["resourceVersion"] = Value::Null;
+    object["metadata"]["labels"] = json!({"a": "c"});
+    run.put(&with_manager(&path, "third"), &object);
+    merge(run, "/api/v1/namespaces/:ns", "second", &labels);
 }
 
 fn managers_cleared(run: &mut CaseRun<'_>) {
