@@ -24,7 +24,7 @@ pub(super) struct SizedMap<K, V> {
 pub(super) struct Entry<V> {
     pub(super) version: u64,
     pub(super) value: V,
-    /// Of key and value. An estimate takes long, so it is made once.
+    /// Estimate for key and value. It takes long, so each entry keeps it.
     bytes: usize,
 }
 

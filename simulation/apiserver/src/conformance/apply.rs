@@ -302,7 +302,7 @@ fn managers_of_other_writes(run: &mut CaseRun<'_>) {
     run.put(&with_manager(&path, "replacer"), &replaced);
 }
 
-/// A change of the metadata makes nobody the owner of defaults.
+/// A change of the metadata does not change the owners of defaults.
 fn managers_of_metadata_changes(run: &mut CaseRun<'_>) {
     run.keep_managed_fields();
     let mut definition = definition(&group(run), "Namespaced");
