@@ -312,15 +312,14 @@ fn managers_of_metadata_changes(run: &mut CaseRun<'_>) {
         "properties": {"spec": {"type": "object", "default": {}, "properties": {"size": {"type": "integer", "default": 3}}}}
     });
     let objects = serve(run, &definition);
-    let mut object = widget(run, "one", &json!({}));
-    let created = run.post(&with_manager(&objects, "first"), &object);
+    let object = widget(run, "one", &json!({}));
+    let mut replaced = run.post(&with_manager(&objects, "first"), &object);
     let path = object_path(&objects, "one");
     let labels = json!({"metadata": {"labels": {"a": "b"}}});
     merge(run, &path, "second", &labels);
-    object = created;
-    object["metadata"]["resourceVersion"] = Value::Null;
-    object["metadata"]["labels"] = json!({"a": "c"});
-    run.put(&with_manager(&path, "third"), &object);
+    replaced["metadata"]["resourceVersion"] = Value::Null;
+    replaced["metadata"]["labels"] = json!({"a": "c"});
+    run.put(&with_manager(&path, "third"), &replaced);
     merge(run, "/api/v1/namespaces/:ns", "second", &labels);
 }
 
