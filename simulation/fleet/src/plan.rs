@@ -46,6 +46,8 @@ pub struct Settings {
     pub self_cluster: bool,
     /// Whether the clusters have Krypton's CRDs before any program starts, as after a first installation.
     pub crds_exist: bool,
+    /// Whether the leader's Lease lasts 15 s, as in other leader elections, instead of the default of 5 s.
+    pub long_leader_lease: bool,
     /// Length of the chaos.
     pub chaos: Millis,
     /// How long nothing may happen at the end.
@@ -358,6 +360,14 @@ pub enum ServerFault {
 }
 
 impl Settings {
+    /// Time for which the leader's Lease is valid without a renewal.
+    pub fn leader_lease(&self) -> Millis {
+        match self.long_leader_lease {
+            true => 15_000,
+            false => 5_000,
+        }
+    }
+
     /// Names of all clusters, the home cluster first.
     pub fn clusters(&self) -> Vec<String> {
         let edges = self.edges.iter().map(|edge| edge.name.clone());

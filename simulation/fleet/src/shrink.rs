@@ -105,6 +105,11 @@ impl<F: FnMut(&Plan) -> bool> ShrinkSearch<F> {
             candidate.settings.self_cluster = false;
             self.try_plan(candidate);
         }
+        if self.best.settings.long_leader_lease {
+            let mut candidate = self.best.clone();
+            candidate.settings.long_leader_lease = false;
+            self.try_plan(candidate);
+        }
         if self.best.settings.crds_exist {
             let mut candidate = self.best.clone();
             candidate.settings.crds_exist = false;

@@ -157,6 +157,7 @@ impl Fleet<'_> {
             "--chart-install-crds=false".to_owned(),
             format!("--chart-values-from=configmap/{VALUES_CONFIG_MAP}"),
             format!("--kubeconfig-namespaces={SYSTEM_NAMESPACE},{UNTRUSTED_NAMESPACE}"),
+            format!("--leader-lease-duration={}ms", self.settings.leader_lease()),
             "--tenant-values".to_owned(),
             "--place-tenants".to_owned(),
             "--ensure-watch-crds".to_owned(),

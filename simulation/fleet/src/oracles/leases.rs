@@ -19,11 +19,10 @@ use crate::time::Millis;
 pub(super) const MEMBER_LEASE: &str = "krypton-agent";
 /// Clocks differ by up to 1 %, and a renewal takes some milliseconds.
 const MEMBER_TAKEOVER: Millis = 59_000;
-const HUB_TAKEOVER: Millis = 4_900;
 const MAX_START_AGE: Millis = 31_000;
 const MAX_HELM_AGE: Millis = 46_500;
-/// A leader writes for 3.5 s after its last renewal, and a request can take a few seconds.
-const MAX_WRITE_AGE: Millis = 10_000;
+/// A request can take a few seconds.
+const MAX_REQUEST_TIME: Millis = 6_500;
 /// An API server carries out its waiting requests this soon after it has stopped hanging.
 const LATE_REQUESTS: Millis = 2_000;
 
@@ -38,7 +37,7 @@ invariant! {
         let name = change.key.name.as_str();
         let limit = match name {
             MEMBER_LEASE => MEMBER_TAKEOVER,
-            HUB_LEASE => HUB_TAKEOVER,
+            HUB_LEASE => view.settings.leader_lease() / 100 * 98,
             _ => return Ok(()),
         };
         if change.key.resource != "leases" {
@@ -184,8 +183,9 @@ invariant! {
             return Err(format!("{} writes {} and never led", write.host, key.name));
         };
         let age = view.now - renewed_at;
-        // A request of the previous leader can still be on its way.
-        ensure(age <= MAX_WRITE_AGE + view.total_link_delay(), || {
+        // A leader writes for 70 % of its Lease's duration. A request of the previous one can still be on its way.
+        let max_age = view.settings.leader_lease() / 10 * 7 + MAX_REQUEST_TIME;
+        ensure(age <= max_age + view.total_link_delay(), || {
             format!(
                 "{} writes {} on home {age} ms after its renewal",
                 write.host, key.name

@@ -25,8 +25,6 @@ use crate::object::{
 use crate::plan::{Chart, HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
 
-/// A leader renews its Lease every second.
-const LEADER_RENEWAL: Millis = 5_000;
 /// The holder of a member's Lease renews it every 15 s, and retries.
 const MEMBER_RENEWAL: Millis = 25_000;
 /// The hub may write the status of an EdgeCluster this long after the change.
@@ -101,7 +99,7 @@ invariant! {
     OneHubLeads, "one-hub-leads",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         let is_led = view.renewal(HOME, HUB_LEASE).is_some_and(|renewal| {
-            !renewal.holder.is_empty() && view.now - renewal.at <= LEADER_RENEWAL
+            !renewal.holder.is_empty() && view.now - renewal.at <= view.settings.leader_lease()
         });
         ensure(is_led || view.all_hubs_lost, || format!("no hub leads: {:?}", view.renewal(HOME, HUB_LEASE)))
     }

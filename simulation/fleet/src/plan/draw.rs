@@ -135,7 +135,11 @@ step_kinds! {
 pub(super) fn plan(seed: u64, size: &PlanSize) -> Plan {
     // The conductor seeds its own generators with other values.
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x706c_616e);
-    let settings = draw_settings(&mut rng, size);
+    let settings = Settings {
+        // A separate generator leaves all other draws unchanged.
+        long_leader_lease: Xoshiro256PlusPlus::seed_from_u64(seed ^ 0x6c65_6173).random_bool(0.5),
+        ..draw_settings(&mut rng, size)
+    };
     let mut kinds: Vec<StepKind> = STEP_KINDS
         .iter()
         .copied()
@@ -224,6 +228,7 @@ fn draw_settings(rng: &mut Xoshiro256PlusPlus, size: &PlanSize) -> Settings {
         tenants,
         self_cluster,
         crds_exist: rng.random_bool(size.crds_exist),
+        long_leader_lease: false,
         chaos: rng.random_range(size.chaos.clone()) * 1_000,
         quiet: size.quiet,
         at_start: None,

@@ -272,6 +272,9 @@ impl fmt::Display for Settings {
         if self.crds_exist {
             writeln!(f, "crds exist")?;
         }
+        if self.long_leader_lease {
+            writeln!(f, "leader-lease long")?;
+        }
         writeln!(f, "chaos {}", Seconds(self.chaos))?;
         writeln!(f, "quiet {}", Seconds(self.quiet))?;
         writeln!(f, "chart {}", self.chart.to_words().concat())?;
@@ -347,6 +350,7 @@ fn parse_setting(settings: &mut Settings, words: &[&str]) -> Option<()> {
         ["self-cluster", value @ ("yes" | "no")] => settings.self_cluster = *value == "yes",
         ["crds", "exist"] => settings.crds_exist = true,
         ["at-start", rest @ ..] => settings.at_start = Some(rest.join(" ").parse::<Action>().ok()?),
+        ["leader-lease", "long"] => settings.long_leader_lease = true,
         ["chaos", length] => settings.chaos = parse_seconds(length)?,
         ["quiet", length] => settings.quiet = parse_seconds(length)?,
         ["chart", chart] => settings.chart = Chart::from_words(&[*chart])?,
