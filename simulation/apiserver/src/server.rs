@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, Response};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
@@ -125,6 +125,13 @@ impl ApiServer {
     pub fn advance(&mut self, now: Timestamp) {
         self.run_controllers(now);
         self.watches.advance(now, self.store.revision());
+    }
+
+    /// The clock was moved. Controllers and watches measure time by a monotonic clock, so none becomes due earlier or
+    /// later.
+    pub fn move_clock(&mut self, by: SignedDuration) {
+        self.tasks.shift(by);
+        self.watches.shift(by);
     }
 
     /// Returns the time of the next timer.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::key::Key;
 
@@ -29,6 +29,16 @@ impl Tasks {
 
     pub(crate) fn add(&mut self, due: Timestamp, task: Task) {
         self.0.insert((due, task));
+    }
+
+    /// Moves the due times by the same time as the clock. Tasks after a restore have none.
+    pub(crate) fn shift(&mut self, by: SignedDuration) {
+        let tasks = std::mem::take(&mut self.0).into_iter();
+        let shifted = tasks.map(|(due, task)| match due == Timestamp::UNIX_EPOCH {
+            true => (due, task),
+            false => (due + by, task),
+        });
+        self.0 = shifted.collect();
     }
 
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<(Timestamp, Task)> {

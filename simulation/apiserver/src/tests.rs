@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, pin_mut};
 use http::{Request, Response};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{
     Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
@@ -184,4 +184,14 @@ async fn watch_gets_bookmark_after_a_minute() {
     assert!(matches!(event, WatchEvent::Bookmark(_)), "{event:?}");
     let waited = shared.lock().now.duration_since(started);
     assert_eq!(waited.as_secs(), 60);
+}
+
+#[test]
+fn moved_clock_delays_no_controller() {
+    let shared = shared();
+    let mut clocked = shared.lock();
+    let timer = clocked.server.next_timer().unwrap();
+    let by = SignedDuration::from_secs(-60);
+    clocked.server.move_clock(by);
+    assert_eq!(clocked.server.next_timer(), Some(timer + by));
 }

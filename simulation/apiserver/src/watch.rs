@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use crate::kind::Kind;
@@ -138,6 +138,14 @@ impl Watches {
     pub(crate) fn advance(&mut self, now: Timestamp, revision: u64) {
         for watch in self.open.values_mut() {
             watch.advance(now, revision);
+        }
+    }
+
+    /// Moves the timers by the same time as the clock.
+    pub(crate) fn shift(&mut self, by: SignedDuration) {
+        for watch in self.open.values_mut() {
+            watch.next_bookmark = watch.next_bookmark.map(|bookmark| bookmark + by);
+            watch.deadline += by;
         }
     }
 

@@ -325,10 +325,10 @@ fn apply_server_action(simulation: &mut Simulation, action: &Action) {
         }
         Action::ServerClock { cluster, by, .. } => {
             let by = SignedDuration::from_millis(*by);
-            simulation.change_cluster(cluster, |cluster, _| cluster.skew += by);
+            simulation.change_cluster(cluster, |cluster, _| cluster.move_clock(by));
             let cluster = cluster.clone();
             schedule_end(simulation, action, move |simulation| {
-                simulation.change_cluster(&cluster, |cluster, _| cluster.skew -= by);
+                simulation.change_cluster(&cluster, |cluster, _| cluster.move_clock(-by));
             });
         }
         _ => {}

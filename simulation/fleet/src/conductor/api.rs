@@ -57,7 +57,7 @@ pub struct Cluster {
     /// The requests to which `health` applies.
     pub scope: Scope,
     /// Error of the server's clock.
-    pub skew: SignedDuration,
+    skew: SignedDuration,
     authority: String,
     /// The time of the scheduled timer.
     timer: Option<Millis>,
@@ -76,6 +76,12 @@ impl Cluster {
             health if self.scope.matches(request.method(), request.uri().path()) => health,
             _ => &Health::Up,
         }
+    }
+
+    /// Moves the server's clock.
+    pub fn move_clock(&mut self, by: SignedDuration) {
+        self.skew += by;
+        self.server.move_clock(by);
     }
 
     /// The time that the server's clock shows.
