@@ -16,8 +16,8 @@ const INSTALL: Millis = 10 * SECOND;
 const CONVERGE: Millis = 240 * SECOND;
 /// After this time, the oracles know which Leases an ended process has left behind, and wait for their next holders.
 const STALE_LEASES: Millis = 30 * SECOND;
-/// A departed member stays in the status for a minute.
-const DEPARTURE: Millis = 65 * SECOND;
+/// A departed member stays in the status for a minute, which a new leader counts again.
+const DEPARTURE: Millis = 60 * SECOND;
 /// Time between two checks of that.
 const CHECK_INTERVAL: Millis = 5 * SECOND;
 /// Name of the oracle for runs that do not get as far as the chaos.
@@ -122,7 +122,7 @@ impl Runner<'_> {
             action => matches!(action, Action::HostileAgent { .. }),
         };
         match steps.any(|step| departs(&step.action)) {
-            true => detection_delay + DEPARTURE,
+            true => detection_delay + DEPARTURE + self.plan.settings.leader_lease(),
             false => detection_delay.max(STALE_LEASES),
         }
     }
