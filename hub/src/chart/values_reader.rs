@@ -61,38 +61,86 @@ impl ValuesReadings {
         locations: impl IntoIterator<Item = &'a ValuesLocation>,
         error: ApiError,
     ) -> Result<(), ApiError> {
-        for location in locations {
-            let unread = || ValuesReading::Unread(format!("{location}: {}", chain(&error)));
-            self.by_location
-                .entry(location.clone())
-                .or_insert_with(unread);
-        }
+        self.record_problem(locations, &chain(&error));
         if error.status().is_none() {
             return Err(error);
         }
         log_failure(&error);
         Ok(())
     }
+
+    fn record_problem<'a>(
+        &mut self,
+        locations: impl IntoIterator<Item = &'a ValuesLocation>,
+        problem: &str,
+    ) {
+        for location in locations {
+            let unread = || ValuesReading::Unread(format!("{location}: {problem}"));
+            self.by_location
+                .entry(location.clone())
+                .or_insert_with(unread);
+        }
+    }
 }
 
 /// Kind and name of an object.
 type ObjectKey = (ValuesKind, String);
 
-/// A change of the object of this name, or without a name, a complete list of the kind: objects that it doesn't contain
-/// are deleted.
-type ValuesEvent = (ValuesKind, Option<String>);
+/// What a watch shows.
+enum ValuesEvent {
+    /// A list starts. It shows each object that exists.
+    Listing(ValuesKind),
+    /// The list is complete: objects that it doesn't contain are deleted.
+    Listed(ValuesKind),
+    Exists(ObjectKey),
+    Deleted(ObjectKey),
+}
+
+/// The objects to read.
+#[derive(Default)]
+struct ReadQueue {
+    due: BTreeSet<ObjectKey>,
+    /// Objects that the home cluster doesn't allow the hub to read, or that are missing although a watch shows them.
+    doubtful: BTreeSet<ObjectKey>,
+    /// Requested objects that exist, as the watches show.
+    existing: BTreeSet<ObjectKey>,
+}
+
+impl ReadQueue {
+    fn record(&mut self, event: ValuesEvent, requested: &BTreeSet<ValuesLocation>) {
+        let is_at = |location: &ValuesLocation, (kind, name): &ObjectKey| {
+            location.kind == *kind && location.name == *name
+        };
+        let is_requested = |key| requested.iter().any(|location| is_at(location, key));
+        match event {
+            ValuesEvent::Listing(kind) => self.existing.retain(|(known, _)| *known != kind),
+            ValuesEvent::Listed(kind) => {
+                let listed = requested.iter().filter(|location| location.kind == kind);
+                self.due
+                    .extend(listed.map(|location| (kind, location.name.clone())));
+            }
+            ValuesEvent::Exists(key) if is_requested(&key) => {
+                self.existing.insert(key.clone());
+                self.due.insert(key);
+            }
+            ValuesEvent::Deleted(key) if is_requested(&key) => {
+                self.existing.remove(&key);
+                self.due.insert(key);
+            }
+            ValuesEvent::Exists(_) | ValuesEvent::Deleted(_) => {}
+        }
+    }
+}
 
 impl ValuesReader {
     /// Reads and watches the requested locations until `stop`. Opens no watch before the first request.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut watches: SelectAll<BoxStream<'static, ValuesEvent>> = SelectAll::new();
         let mut watched: BTreeSet<ValuesKind> = BTreeSet::new();
-        let mut due: BTreeSet<ObjectKey> = BTreeSet::new();
+        let mut queue = ReadQueue::default();
         let mut readings = ValuesReadings::default();
-        // Objects that the home cluster doesn't allow the hub to read.
-        let mut forbidden: BTreeSet<ObjectKey> = BTreeSet::new();
         let mut failures = 0;
-        let (mut not_before, mut retry_forbidden_at) = (BootTime::default(), BootTime::default());
+        let (mut not_before, mut retry_doubtful_at) = (BootTime::default(), BootTime::default());
         loop {
             let requested = self.requested.get_and_update();
             for location in &requested {
@@ -100,26 +148,23 @@ impl ValuesReader {
                     watches.push(self.watch(location.kind));
                 }
                 if !readings.by_location.contains_key(location) {
-                    due.insert((location.kind, location.name.clone()));
+                    queue.due.insert((location.kind, location.name.clone()));
                 }
             }
             readings
                 .by_location
                 .retain(|location, _| requested.contains(location));
             let now = BootTime::now();
-            if now >= retry_forbidden_at {
-                due.append(&mut forbidden);
+            if now >= retry_doubtful_at {
+                queue.due.append(&mut queue.doubtful);
             }
-            if now >= not_before && !due.is_empty() {
+            if now >= not_before && !queue.due.is_empty() {
                 let pause = backoff(failures + 1, RETRY_MAX, chance::random());
-                match self
-                    .read(&requested, &mut due, &mut forbidden, &mut readings)
-                    .await
-                {
-                    Ok(()) if forbidden.is_empty() => failures = 0,
-                    Ok(()) if retry_forbidden_at <= now => {
+                match self.read(&requested, &mut queue, &mut readings).await {
+                    Ok(()) if queue.doubtful.is_empty() => failures = 0,
+                    Ok(()) if retry_doubtful_at <= now => {
                         failures += 1;
-                        retry_forbidden_at = now + pause;
+                        retry_doubtful_at = now + pause;
                     }
                     Ok(()) => {}
                     Err(error) => {
@@ -131,9 +176,9 @@ impl ValuesReader {
                 self.readings.send_if_changed(Arc::new(readings.clone()));
             }
             // Read the rest of a batch immediately.
-            let retry = match (due.is_empty(), forbidden.is_empty()) {
+            let retry = match (queue.due.is_empty(), queue.doubtful.is_empty()) {
                 (false, _) => Some(not_before),
-                (true, false) => Some(retry_forbidden_at),
+                (true, false) => Some(retry_doubtful_at),
                 (true, true) => None,
             };
             tokio::select! {
@@ -141,10 +186,10 @@ impl ValuesReader {
                 changed = self.requested.changed() => if changed.is_err() { return },
                 () = clock::sleep_until(retry, BootTime::now()) => {}
                 Some(event) = watches.next(), if !watches.is_empty() => {
-                    mark_due(&event, &requested, &mut due);
+                    queue.record(event, &requested);
                     for _ in 0..BATCH {
                         let Some(Some(event)) = watches.next().now_or_never() else { break };
-                        mark_due(&event, &requested, &mut due);
+                        queue.record(event, &requested);
                     }
                 }
             }
@@ -156,10 +201,14 @@ impl ValuesReader {
     async fn read(
         &self,
         requested: &BTreeSet<ValuesLocation>,
-        due: &mut BTreeSet<ObjectKey>,
-        forbidden: &mut BTreeSet<ObjectKey>,
+        queue: &mut ReadQueue,
         readings: &mut ValuesReadings,
     ) -> Result<(), ApiError> {
+        let ReadQueue {
+            due,
+            doubtful,
+            existing,
+        } = queue;
         let needs_salt = requested
             .iter()
             .any(|location| location.kind == ValuesKind::Secret);
@@ -171,7 +220,7 @@ impl ValuesReader {
                     let secrets = requested.iter().filter(|it| it.kind == ValuesKind::Secret);
                     readings.record_failure(secrets, error)?;
                     let secrets_due = due.iter().filter(|it| it.0 == ValuesKind::Secret);
-                    forbidden.extend(secrets_due.cloned());
+                    doubtful.extend(secrets_due.cloned());
                     due.retain(|it| it.0 != ValuesKind::Secret);
                 }
             }
@@ -186,6 +235,12 @@ impl ValuesReader {
                 continue;
             }
             match self.fetch_object(&object).await {
+                Ok(None) if existing.contains(&object) => {
+                    let problem = "the API server does not return the object that it lists";
+                    readings.record_problem(locations, problem);
+                    due.remove(&object);
+                    doubtful.insert(object);
+                }
                 Ok(content) => {
                     for location in locations {
                         readings
@@ -197,7 +252,7 @@ impl ValuesReader {
                 Err(error) => {
                     readings.record_failure(locations, error)?;
                     due.remove(&object);
-                    forbidden.insert(object);
+                    doubtful.insert(object);
                 }
             }
         }
@@ -280,11 +335,12 @@ where
     PartialObjectMeta<K>: ResourceExt,
 {
     let convert = move |event: watcher::Result<Event<PartialObjectMeta<K>>>| match event {
-        Ok(Event::Apply(meta) | Event::Delete(meta) | Event::InitApply(meta)) => {
-            Some((kind, Some(meta.name_any())))
+        Ok(Event::Apply(meta) | Event::InitApply(meta)) => {
+            Some(ValuesEvent::Exists((kind, meta.name_any())))
         }
-        Ok(Event::Init) => None,
-        Ok(Event::InitDone) => Some((kind, None)),
+        Ok(Event::Delete(meta)) => Some(ValuesEvent::Deleted((kind, meta.name_any()))),
+        Ok(Event::Init) => Some(ValuesEvent::Listing(kind)),
+        Ok(Event::InitDone) => Some(ValuesEvent::Listed(kind)),
         Err(error) => {
             tracing::warn!(error = %chain(&error), kind = kind_name(kind), "failed to watch chart values; retrying");
             None
@@ -294,19 +350,6 @@ where
         .into_stream()
         .filter_map(move |event| std::future::ready(convert(event)))
         .boxed()
-}
-
-/// Marks the requested objects that an event concerns.
-fn mark_due(
-    (kind, name): &ValuesEvent,
-    requested: &BTreeSet<ValuesLocation>,
-    due: &mut BTreeSet<ObjectKey>,
-) {
-    let is_affected = |location: &&ValuesLocation| {
-        location.kind == *kind && name.as_ref().is_none_or(|name| *name == location.name)
-    };
-    let affected = requested.iter().filter(is_affected);
-    due.extend(affected.map(|location| (*kind, location.name.clone())));
 }
 
 /// The content of an object, and whether it may be used as values.
