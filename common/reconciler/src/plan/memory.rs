@@ -157,6 +157,12 @@ impl Memory {
         });
     }
 
+    /// Forgets a failure because of another user's change, and returns whether there was one.
+    pub fn forget_tampering(&mut self) -> bool {
+        let is_tampering = |failure: &mut Failure| failure.reason == reason::RELEASE_TAMPERED;
+        self.failure.take_if(is_tampering).is_some()
+    }
+
     /// Records the newest revision. A deployed revision that changes before a newer one exists must be read again,
     /// because no regular operation writes to it.
     pub fn observe_newest(&mut self, newest: Option<&Revision>) {

@@ -96,9 +96,7 @@ impl Reconciler {
         }
         if is_decoded && let Some(updated) = updated {
             state.memory.record_read(&updated);
-            let is_tamper_failure =
-                |failure: &mut Failure| failure.reason == reason::RELEASE_TAMPERED;
-            state.memory.failure.take_if(is_tamper_failure);
+            state.memory.forget_tampering();
         }
         state.record_job(job, &mut result, now);
         // Reporting a refusal does not end it.

@@ -10,6 +10,7 @@ use kube::runtime::watcher::Event;
 use kube::{Resource as _, ResourceExt as _};
 
 use crate::index::CrdState;
+use crate::owner::OwnerKey;
 use crate::reconciler::Reconciler;
 use crate::watches::{Watch, WatchEvent};
 
@@ -25,7 +26,14 @@ impl Reconciler {
                     .map(|event| self.index.tenant_event(event))
                     .unwrap_or_default()
             }
-            WatchEvent::Release(event) => self.index.release_event(event),
+            WatchEvent::Release(event) => {
+                let is_listed = matches!(event, Event::InitDone);
+                let mut owners = self.index.release_event(event);
+                if is_listed {
+                    owners.extend(self.forget_tampering());
+                }
+                owners
+            }
             WatchEvent::Workspace(event) => {
                 let (namespaces, owners) = self.index.workspace_event(event);
                 self.placed_tenants.queue_namespaces(&namespaces);
@@ -75,6 +83,15 @@ impl Reconciler {
             self.queue.extend(self.owner_states.keys().cloned());
             self.queue_all();
         }
+    }
+
+    /// Forgets which releases other users have changed, and returns their owners. A new list often follows a restore of
+    /// etcd, which changes releases, too. Users cannot cause one.
+    fn forget_tampering(&mut self) -> Vec<OwnerKey> {
+        let states = self.owner_states.iter_mut();
+        let forgotten =
+            states.filter_map(|(key, state)| state.memory.forget_tampering().then(|| key.clone()));
+        forgotten.collect()
     }
 
     /// Decodes the Tenants of an event. Reports a Tenant that does not decode, and drops it and Tenants of other
