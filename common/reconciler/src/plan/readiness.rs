@@ -36,11 +36,27 @@ fn is_tracked(view: &View<'_>, reported: &State) -> bool {
         && (reported.truth == Truth::True || reported.reason == reason::NOT_READY)
 }
 
-/// Updates the readiness of a deployed revision that has been read.
+/// Updates the readiness of a deployed revision that has been read. A release whose newest revision is not deployed is no
+/// longer ready.
 pub(super) fn updated_readiness(view: &View<'_>, reported: State) -> State {
-    match view.deployed().and_then(|newest| view.decoded(newest)) {
-        Some(_) => evaluated(reported, view.desired.handling.wait, view.unready),
-        None => reported,
+    let was_ready = reported.truth == Truth::True || reported.reason == reason::NOT_READY;
+    match view.deployed() {
+        Some(newest) if view.decoded(newest).is_some() => {
+            evaluated(reported, view.desired.handling.wait, view.unready)
+        }
+        None if was_ready => State::new(Truth::False, reason::NOT_READY, undeployed(view)),
+        _ => reported,
+    }
+}
+
+fn undeployed(view: &View<'_>) -> String {
+    let name = &view.release_key.name;
+    match view.newest() {
+        Some(newest) => format!(
+            "revision {} of release {name} is {}",
+            newest.revision, newest.status
+        ),
+        None => format!("release {name} not found"),
     }
 }
 

@@ -136,6 +136,27 @@ fn readiness_is_followed_while_work_is_held_back() {
     assert!(noted.message.ends_with(MISSING), "{}", noted.message);
 }
 
+#[test]
+fn undeployed_release_is_not_ready_while_work_is_held_back() {
+    let histories: [&[Status]; 3] = [
+        &[],
+        &[Status::Uninstalled],
+        &[Status::Deployed, Status::Failed],
+    ];
+    for history in histories {
+        let mut w = world();
+        w.set_revisions(history);
+        let installed = State::new(Truth::True, reason::INSTALLED, "release installed");
+        w.memory.reported = reported(installed);
+        for w in held_back(w) {
+            let plan = w.plan();
+            assert_eq!(plan.action, Action::Nothing, "{history:?}");
+            let not_ready = (Truth::False, reason::NOT_READY);
+            assert_eq!(ready(&plan), not_ready, "{history:?}");
+        }
+    }
+}
+
 /// Upgrades that fail before Helm starts: without a chart, by a refused request, or for their values.
 fn failing_upgrades() -> [World; 3] {
     let w = || {
