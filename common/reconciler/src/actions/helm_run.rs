@@ -92,7 +92,7 @@ impl ActionRunner {
             None => ForeignRevisions::Keep,
         };
         let reading = self.read_checked(job, compared.as_slice(), foreign, result);
-        let stored = match reading.await? {
+        let mut stored = match reading.await? {
             Ok(stored) => stored,
             Err(found) => return self.set_aside(job, &found, Some(slot), result).await,
         };
@@ -103,6 +103,7 @@ impl ActionRunner {
         }
         // The numbers of revisions start again, so an old digest would not match.
         self.delete_record(job).await?;
+        self.forget_later_digests(job, &mut stored.record).await?;
         self.recheck(job, &stored).await?;
         self.check_start()?;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");

@@ -36,7 +36,7 @@ impl ActionRunner {
         self.report(job, result).await?;
         let needed = [newest.revision, to];
         let reading = self.read_checked(job, &needed, ForeignRevisions::Remove, result);
-        let stored = match reading.await? {
+        let mut stored = match reading.await? {
             Ok(stored) => stored,
             Err(found) => return self.set_aside(job, &found, Some(slot), result).await,
         };
@@ -47,6 +47,9 @@ impl ActionRunner {
         let compared = (newest.revision, current);
         self.check_compared(job, &stored.record, compared).await?;
         let digest = check_rollback(&job.release, &stored.record, good)?;
+        let server_side =
+            releases::decode(current).is_ok_and(|release_details| release_details.server_side);
+        self.forget_later_digests(job, &mut stored.record).await?;
         self.wait_randomly().await;
         self.recheck(job, &stored).await?;
         self.check_start()?;
@@ -56,8 +59,7 @@ impl ActionRunner {
             target: self.helm_target(job),
             to,
             timeout: policy.helm_timeout,
-            server_side: releases::decode(current)
-                .is_ok_and(|release_details| release_details.server_side),
+            server_side,
             // Helm must keep the failed revision, whose mark shows the rollback.
             history_max: revisions::history_limit(
                 policy.handling(&job.desired.handling).history_max,

@@ -84,6 +84,24 @@ impl ActionRunner {
         Ok(call("deleting the record of the release", deleting).await?)
     }
 
+    /// Forgets the digests of revisions after the newest one. They were deleted, and Helm uses their numbers again.
+    pub(super) async fn forget_later_digests(
+        &self,
+        job: &Job,
+        record: &mut ReleaseRecord,
+    ) -> ActionResult {
+        let newest = job.newest.as_ref().map_or(0, |newest| newest.revision);
+        if record.digests.keys().all(|number| *number <= newest) {
+            return Ok(());
+        }
+        record.digests.retain(|number, _| *number <= newest);
+        self.check_permit()?;
+        let writing = release_record::write(record, &self.member.client, &job.release);
+        call("writing the record of the release", writing).await?;
+        *record = self.release_record(&job.release).await?;
+        Ok(())
+    }
+
     /// Returns an error unless Helm may compare with this revision. Upgrades and rollbacks delete the objects of its
     /// manifest that the next revision does not have.
     pub(super) async fn check_compared(
