@@ -61,6 +61,11 @@ impl Reconciler {
             self.recording_failures = 0;
             self.recording_problem = None;
             self.recheck_crd();
+            if permitted {
+                for state in self.owner_states.values_mut() {
+                    state.retry_read(now);
+                }
+            }
             self.queue_all();
         }
         if !permitted {

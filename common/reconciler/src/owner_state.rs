@@ -30,6 +30,15 @@ pub(crate) struct OwnerState {
 }
 
 impl OwnerState {
+    /// Makes a failed read due, because only a read with the permit can set aside a release that cannot be decoded.
+    pub(crate) fn retry_read(&mut self, now: BootTime) {
+        let refusal = self.memory.refusal.as_mut();
+        if let Some(refusal) = refusal.filter(|refusal| refusal.is_read) {
+            refusal.retry_at = now;
+            (self.not_before, self.held_attempt) = (None, None);
+        }
+    }
+
     /// Returns true if the current attempt is the one that is held back.
     pub(crate) fn holds_back(
         &self,
