@@ -26,6 +26,8 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::time::{Instant, Timeout, sleep_until, timeout_at};
 use tower::{BoxError, Layer, Service};
 
+use crate::clock::BootTime;
+
 /// Minimum time between the starts of two watches on the same resource.
 const START_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -90,18 +92,21 @@ where
         // The future does nothing before its first poll.
         let response_future = self.inner.call(request);
         Box::pin(async move {
-            let (mut earliest_end, mut other_end) = (None, None);
+            let (mut regular_end, mut other_end) = (None, None);
             let response = if let Some((start, notified)) = start {
                 let mut notified = Box::pin(notified);
                 sleep_until(start).await;
                 if notified.as_mut().now_or_never().is_some() {
                     return Err(WatchEndedEarly.into());
                 }
-                let started = Instant::now();
+                let (started, booted) = (Instant::now(), BootTime::now());
                 let head = timeout_at(started + START_TIMEOUT, response_future).await;
                 let response = head.map_err(|_| WatchNotStarted)?.map_err(Into::into)?;
                 let timeout = timeout.filter(|_| response.status().is_success());
-                earliest_end = timeout.map(|timeout| started + timeout);
+                regular_end = timeout.map(|timeout| RegularEnd {
+                    awake: started + timeout,
+                    boot: booted + timeout,
+                });
                 let settled_at = Instant::now() + LATE_ENDS;
                 other_end = timeout.map(|_| Box::pin(timeout_at(settled_at, notified)));
                 response
@@ -110,7 +115,7 @@ where
             };
             Ok(response.map(|inner| WatchBody {
                 inner,
-                earliest_end,
+                regular_end,
                 other_end,
                 early_ends,
             }))
@@ -128,12 +133,29 @@ struct WatchNotStarted;
 #[error("the API server or the network ended the watch before its timeout")]
 struct WatchEndedEarly;
 
+/// The timeout of a watch.
+#[derive(Clone, Copy, Debug)]
+struct RegularEnd {
+    /// By the clock that stops while the machine is suspended.
+    awake: Instant,
+    boot: BootTime,
+}
+
+impl RegularEnd {
+    /// Returns whether a watch that ends now has reached its timeout. After a suspension, only an end at the expected
+    /// time counts: during the suspension, the server may have ended the watch early.
+    fn is_reached(self, awake: Instant, boot: BootTime) -> bool {
+        let is_at_timeout = boot.0.abs_diff(self.boot.0) <= CLOCK_TOLERANCE;
+        awake + CLOCK_TOLERANCE >= self.awake || is_at_timeout
+    }
+}
+
 /// A body that fails if it ends too early.
 #[derive(Debug)]
 pub(super) struct WatchBody<B> {
     inner: B,
-    /// Earliest regular end. `None` if any end is regular.
-    earliest_end: Option<Instant>,
+    /// `None` if any end is regular.
+    regular_end: Option<RegularEnd>,
     /// `None` once the watch has run for [`LATE_ENDS`].
     other_end: Option<OtherEnd>,
     early_ends: Arc<Notify>,
@@ -156,19 +178,19 @@ where
             self.other_end = None;
             if ended.is_ok() {
                 // The other watch has already notified of its end.
-                self.earliest_end = None;
+                self.regular_end = None;
                 return Poll::Ready(Some(Err(WatchEndedEarly.into())));
             }
         }
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
         let is_early = self
-            .earliest_end
-            .is_some_and(|earliest_end| Instant::now() + CLOCK_TOLERANCE < earliest_end);
+            .regular_end
+            .is_some_and(|end| !end.is_reached(Instant::now(), BootTime::now()));
         Poll::Ready(match frame {
             Some(Ok(frame)) => Some(Ok(frame)),
             // Without the cause, which kube may take for a regular end.
             _ if is_early => {
-                self.earliest_end = None;
+                self.regular_end = None;
                 self.early_ends.notify_waiters();
                 Some(Err(WatchEndedEarly.into()))
             }
@@ -343,6 +365,28 @@ mod tests {
         assert!(watch.is_err_and(|error| error.is::<WatchNotStarted>()));
         let list = silent.call(request("/api/v1/secrets?limit=50"));
         assert!(tokio::time::timeout(START_TIMEOUT * 2, list).await.is_err());
+    }
+
+    #[test]
+    fn timeout_of_a_watch_includes_suspensions() {
+        let (started, timeout) = (Instant::now(), Duration::from_secs(290));
+        let end = RegularEnd {
+            awake: started + timeout,
+            boot: BootTime(timeout),
+        };
+        for (awake, boot, expected) in [
+            (290, 290, true),
+            (288, 288, false),
+            (280, 290, true),
+            (280, 288, false),
+            (280, 300, false),
+            (290, 300, true),
+        ] {
+            let awake_time = started + Duration::from_secs(awake);
+            let boot_time = BootTime(Duration::from_secs(boot));
+            let case = format!("awake for {awake} s of {boot} s");
+            assert_eq!(end.is_reached(awake_time, boot_time), expected, "{case}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
