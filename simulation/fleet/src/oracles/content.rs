@@ -49,7 +49,7 @@ invariant! {
     /// A member has only releases of KryptonDeployments that are in its region or cannot move to another one.
     RemovedDeploymentsGo, "removed-deployments-go",
     fn check_converged(&mut self, view: &View) -> CheckResult {
-        if view.ever_restored() || view.upgrades_fail() {
+        if view.upgrades_fail() {
             return Ok(());
         }
         for (member, _) in view.converging_members() {
@@ -65,6 +65,9 @@ invariant! {
                             || cannot_move_from(view, deployment, member))
                 });
                 let is_ordered = is_ordered || view.deployment_orphaned_for(name).is_some();
+                // A restore brings back a release that was removed, or loses its KryptonDeployment.
+                let is_removing = deployment.is_some_and(|deployment| is_recorded(deployment, member, true));
+                let is_ordered = is_ordered || view.ever_restored() && !is_removing;
                 ensure(is_ordered, || format!("{release} stays on {member}"))?;
             }
         }
@@ -75,13 +78,17 @@ invariant! {
 /// Whether the hub may keep the release on this member because the new region has no working member. Once the hub has
 /// recorded the removal, the release must go.
 fn cannot_move_from(view: &View, deployment: &Value, member: &str) -> bool {
+    is_recorded(deployment, member, false) && !must_become_ready(view, deployment)
+}
+
+/// Whether the hub has recorded the release on this member, with or without its removal.
+fn is_recorded(deployment: &Value, member: &str, removing: bool) -> bool {
     let placements = deployment.pointer("/status/placements");
     let mut placements = placements.and_then(Value::as_array).into_iter().flatten();
-    let is_kept = placements.any(|placement| {
-        text(placement, "/cluster") == member
-            && placement.get("removing") != Some(&Value::Bool(true))
-    });
-    is_kept && !must_become_ready(view, deployment)
+    placements.any(|placement| {
+        let is_removing = placement.get("removing") == Some(&Value::Bool(true));
+        text(placement, "/cluster") == member && is_removing == removing
+    })
 }
 
 invariant! {

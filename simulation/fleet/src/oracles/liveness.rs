@@ -17,7 +17,9 @@ use kube::CustomResourceExt as _;
 use serde_json::Value;
 
 use super::leases::MEMBER_LEASE;
-use super::view::{is_krypton, is_product, is_ready, reconciling_member, state_version, workspace};
+use super::view::{
+    is_krypton, is_placed_copy, is_product, is_ready, reconciling_member, state_version, workspace,
+};
 use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, invariant};
 use crate::object::{
     annotation, condition, condition_text, has_true_condition, is_terminating, label, text,
@@ -66,7 +68,9 @@ impl View {
                 let is_paused = annotation(tenant, PAUSED_ANNOTATION) == Some("true");
                 // A member leaves a Tenant alone that names another one.
                 let is_held_back = match cluster == HOME {
-                    true => !self.allows_tenants(member),
+                    true => {
+                        !self.allows_tenants(member) || self.has_paused_namesake(member, tenant)
+                    }
                     false => Settings::cluster_for(member) != cluster,
                 };
                 if self.must_converge(member)
@@ -80,6 +84,16 @@ impl View {
             }
         }
         ready_tenants
+    }
+
+    /// Whether the member has a paused Tenant of this name that was not placed for this Tenant of home, such as the copy
+    /// of an orphaned one. Nobody but people resumes it.
+    fn has_paused_namesake(&self, member: &str, tenant: &Value) -> bool {
+        let cluster = Settings::cluster_for(member);
+        let namesake = self.tenant(cluster, text(tenant, "/metadata/name"));
+        cluster != HOME
+            && self.placed_copy(tenant, cluster).is_none()
+            && namesake.is_some_and(|it| annotation(it, PAUSED_ANNOTATION) == Some("true"))
     }
 
     /// Whether Krypton died while it uninstalled the release, and then restored the Tenant with its CRD, because the
@@ -214,7 +228,7 @@ invariant! {
 }
 
 invariant! {
-    /// A Tenant that people have deleted disappears.
+    /// A Tenant that people have deleted disappears. While it is paused, its deletion waits.
     DeletedTenantsGo, "deleted-tenants-go",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         for cluster in view.settings.clusters() {
@@ -225,6 +239,13 @@ invariant! {
                 let may_wait = view.had_wrong_clock(Settings::cluster_for(member))
                     && condition_text(tenant, "Ready").contains("together with an earlier CRD");
                 let may_wait = may_wait || view.all_hubs_lost && cluster == HOME;
+                // A restore may have undone that people have resumed it. A copy follows the pause at home.
+                let paused = match is_placed_copy(tenant) {
+                    true => view.tenant(HOME, &key.name),
+                    false => Some(tenant),
+                };
+                let is_paused = paused.is_some_and(|tenant| annotation(tenant, PAUSED_ANNOTATION) == Some("true"));
+                let may_wait = may_wait || is_paused;
                 let is_stuck = is_terminating(tenant) && view.must_converge(member) && !may_wait;
                 ensure(!is_stuck, || {
                     let ready = condition_text(tenant, "Ready");
@@ -478,10 +499,18 @@ mod tests {
 
     #[test]
     fn tenant_that_does_not_go_is_found() {
-        let violated = History::violated_after(|history| {
-            history.patch("people", "edge-1", tenant(), &deletion_patch());
-        });
-        assert_eq!(violated.as_deref(), Some("deleted-tenants-go"));
+        let mut paused_deletion = deletion_patch();
+        paused_deletion["metadata"]["annotations"] = json!({PAUSED_ANNOTATION: "true"});
+        let cases = [
+            (deletion_patch(), Some("deleted-tenants-go")),
+            (paused_deletion, None),
+        ];
+        for (patch, oracle) in cases {
+            let violated = History::violated_after(|history| {
+                history.patch("people", "edge-1", tenant(), &patch);
+            });
+            assert_eq!(violated.as_deref(), oracle);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Invariants of the copies of Tenants that the hub places on members, and of the state of members that home shows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
 use krypton_types::names::{
@@ -12,7 +12,7 @@ use super::releases::tenant_of_run;
 use super::view::{
     WATCH_LAG, is_krypton, is_placed_copy, krypton_key, reconciling_member, starts_deletion,
 };
-use super::{Change, CheckResult, Oracle, Run, Update, View, ensure, invariant};
+use super::{Change, CheckResult, Oracle, Run, View, ensure, invariant};
 use crate::object::{
     annotation, condition, condition_text, has_true_condition, is_terminating, text,
 };
@@ -29,7 +29,7 @@ impl View {
     }
 
     /// The copy that the hub has placed for this Tenant of home.
-    fn placed_copy(&self, tenant: &Value, cluster: &str) -> Option<&Value> {
+    pub(super) fn placed_copy(&self, tenant: &Value, cluster: &str) -> Option<&Value> {
         let copy = self.tenant(cluster, text(tenant, "/metadata/name"))?;
         let uid = annotation(copy, HOME_UID_ANNOTATION);
         let is_its_copy = is_placed_copy(copy) && uid == Some(text(tenant, "/metadata/uid"));
@@ -141,17 +141,29 @@ invariant! {
 
 invariant! {
     /// A copy changes to a different Tenant of home only if people request it.
-    CopyKeepsItsOwner, "copy-keeps-its-owner",
-    fn check_update(&mut self, view: &View, (_, change, before, after): Update<'_>) -> CheckResult {
-        let owner = |object| annotation(object, HOME_UID_ANNOTATION);
-        let owner_changes = is_placed_copy(before) && owner(before) != owner(after) && is_krypton(&change.by);
-        let Some(home_tenant) = view.tenant(HOME, &change.key.name).filter(|_| owner_changes) else {
+    CopyKeepsItsOwner {
+        /// UIDs of Tenants of home that may take over a copy. They stay after a restore of home, because the member may
+        /// still have the earlier order.
+        may_adopt: BTreeSet<String>,
+    },
+    "copy-keeps-its-owner",
+    fn check_change(&mut self, _: &View, cluster: &str, change: &Change) -> CheckResult {
+        let Some(after) = change.after.as_deref().filter(|_| change.key.resource == "tenants") else {
             return Ok(());
         };
-        let is_requested = annotation(home_tenant, ADOPT_ANNOTATION) == Some("true");
+        let is_requested = annotation(after, ADOPT_ANNOTATION) == Some("true");
         // Krypton has restored the Tenant with its CRD.
-        let is_restored = annotation(home_tenant, PREVIOUS_UID_ANNOTATION).is_some();
-        ensure(is_requested || is_restored, || format!("{} adopts the copy of {}", change.by, change.key.name))
+        let is_restored = annotation(after, PREVIOUS_UID_ANNOTATION).is_some();
+        if cluster == HOME && (is_requested || is_restored) {
+            self.may_adopt.insert(text(after, "/metadata/uid").to_owned());
+        }
+        let Some(before) = change.before.as_deref().filter(|before| is_placed_copy(before)) else {
+            return Ok(());
+        };
+        let owner = |object| annotation(object, HOME_UID_ANNOTATION);
+        let owner_changes = owner(before) != owner(after) && is_krypton(&change.by);
+        let may_adopt = owner(after).is_some_and(|uid| self.may_adopt.contains(uid));
+        ensure(!owner_changes || may_adopt, || format!("{} adopts the copy of {}", change.by, change.key.name))
     }
 }
 
@@ -254,6 +266,7 @@ mod tests {
         AGENT, History, condition_patch, copy, deletion_patch, edge_cluster, tenant,
     };
     use super::*;
+    use crate::faults::RESTORE_WRITER;
 
     /// The Tenant `t0` of home, which is placed on edge-1.
     fn on_home(spec: Value) -> Value {
@@ -339,6 +352,13 @@ mod tests {
                 .put(AGENT, "edge-1", copy("uid-t0"))
                 .assert_outcome(oracle);
         }
+        let mut adopting = on_home(json!({}));
+        adopting["metadata"]["annotations"][ADOPT_ANNOTATION] = json!("true");
+        history(TENANT_NAMESPACE, adopting)
+            .put(AGENT, "edge-1", copy("uid-old"))
+            .put(RESTORE_WRITER, "home", on_home(json!({})))
+            .put(AGENT, "edge-1", copy("uid-t0"))
+            .assert_outcome(None);
     }
 
     #[test]

@@ -88,6 +88,15 @@ fn has_stayed_in_region(view: &View, name: &str, region: &str) -> bool {
         && (is_settled || deleted)
 }
 
+/// Whether a restore may have undone the Lease of the other run's host. That host notices it, and kills its run, only
+/// when it renews the Lease.
+fn may_have_lost_lease(view: &View, run: &Run, other: u64) -> bool {
+    let cluster = run.cluster.as_deref();
+    let is_restored = cluster.is_some_and(|cluster| view.recently_restored(cluster));
+    let other = view.helm_runs.get(&other);
+    is_restored && other.is_some_and(|other| other.host != run.host)
+}
+
 invariant! {
     /// A release on a cluster has at most one running Helm process that writes.
     OneHelmPerRelease {
@@ -109,7 +118,11 @@ invariant! {
                 let other = self
                     .running
                     .iter()
-                    .find(|(_, other)| **other == key && key.2.is_some());
+                    .find(|(other, other_key)| {
+                        **other_key == key
+                            && key.2.is_some()
+                            && !may_have_lost_lease(view, run, **other)
+                    });
                 let other = other.map(|(other, _)| *other);
                 self.running.insert(*number, key);
                 match other {
@@ -398,11 +411,13 @@ invariant! {
 mod tests {
     use serde_json::json;
 
+    use super::super::leases::MEMBER_LEASE;
     use super::super::story::{
-        AGENT, History, RELEASE, deletion_patch, deployment, edge_cluster, namespace, revision,
-        tenant,
+        AGENT, History, RELEASE, deletion_patch, deployment, edge_cluster, lease, namespace,
+        revision, tenant,
     };
     use super::TENANT_FINALIZER;
+    use crate::faults::RESTORE_WRITER;
 
     #[test]
     fn deleted_tenant_loses_its_release() {
@@ -462,6 +477,13 @@ mod tests {
             .start_helm(1, AGENT, "upgrade", RELEASE)
             .start_helm(2, AGENT, "upgrade", RELEASE)
             .assert_violated("one-helm-per-release");
+        for (host, oracle) in [("copy-edge-1", None), (AGENT, Some("one-helm-per-release"))] {
+            History::with_tenant()
+                .start_helm(1, AGENT, "upgrade", RELEASE)
+                .put(RESTORE_WRITER, "edge-1", lease(MEMBER_LEASE, ""))
+                .start_helm(2, host, "upgrade", RELEASE)
+                .assert_outcome(oracle);
+        }
     }
 
     #[test]

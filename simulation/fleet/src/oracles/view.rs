@@ -108,7 +108,7 @@ pub struct View {
     orphaned_deployments: BTreeMap<String, Millis>,
     /// Members whose EdgeCluster people have deleted with the policy `Uninstall`.
     decommissioning: BTreeSet<String>,
-    /// Deployments that people have deleted and that were not created again, by cluster.
+    /// Deployments that people, or a restore during a Helm run, have deleted and that are still missing, by cluster.
     missing_workloads: BTreeMap<String, BTreeSet<Key>>,
 }
 
@@ -161,7 +161,7 @@ impl View {
         store.filter(move |(key, _)| key.namespace == namespace)
     }
 
-    /// Whether people have deleted a Deployment of this namespace. Without drift correction, it stays deleted.
+    /// Whether a Deployment of this namespace was deleted without Helm. Without drift correction, it stays deleted.
     pub(crate) fn lacks_workload(&self, cluster: &str, namespace: &str) -> bool {
         let mut missing = self.missing_workloads.get(cluster).into_iter().flatten();
         missing.any(|key| key.namespace == namespace)

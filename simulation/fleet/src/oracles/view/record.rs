@@ -72,6 +72,12 @@ impl View {
             None => drop(store.remove(key)),
         }
         if key.resource == "deployments" {
+            // Helm does not notice that a restore has removed what it has just created.
+            let mut runs = self.helm_runs.values();
+            let is_reverted = change.by == RESTORE_WRITER
+                && runs.any(|run| {
+                    run.cluster.as_deref() == Some(cluster) && run.namespace == key.namespace
+                });
             let missing = self
                 .missing_workloads
                 .entry(cluster.to_owned())
@@ -79,6 +85,7 @@ impl View {
             match (&change.after, change.by.as_str()) {
                 (Some(_), _) => drop(missing.remove(key)),
                 (None, PEOPLE) => drop(missing.insert(key.clone())),
+                (None, _) if is_reverted => drop(missing.insert(key.clone())),
                 (None, _) => {}
             }
         }
