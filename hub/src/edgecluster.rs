@@ -27,7 +27,7 @@ use krypton_types::desired::{ChartState, DesiredState};
 use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::Api;
-use kube::runtime::watcher::Config;
+use kube::runtime::watcher::{self, Config};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -133,7 +133,11 @@ pub(crate) async fn run(fleet: FleetInputs, stop: CancellationToken) {
             _ = heartbeat.tick() => controller.request_full_check(),
             event = events.next() => match event {
                 Ok(event) => controller.apply_events(event, &mut events),
-                Err(error) => tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; retrying"),
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; retrying");
+                    // While the CRD is missing, no list reports the deletions.
+                    controller.edge_clusters.any_deleted |= matches!(&error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404);
+                }
             },
             Some(name) = controller.proxies.next_stopped() => controller.proxy_ended(&name),
             () = controller.history.request_done(&mut controller.edge_clusters) => controller.request_reconcile(),

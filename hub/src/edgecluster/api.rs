@@ -29,7 +29,7 @@ pub(super) struct EdgeClusters {
     pub(super) synced: bool,
     /// Members whose EdgeCluster was deleted or recreated. Earlier observations belong to another object.
     pub(super) recreated: BTreeSet<String>,
-    /// Whether an EdgeCluster was deleted, by a user or with the CRD.
+    /// Whether an EdgeCluster may have been deleted, by a user or with the CRD.
     pub(super) any_deleted: bool,
 }
 
@@ -70,10 +70,9 @@ impl EdgeClusters {
                 let unlisted = self
                     .objects
                     .extract_if(.., |name, _| !listed.contains(name));
-                for (name, _) in unlisted {
-                    self.recreated.insert(name);
-                    self.any_deleted = true;
-                }
+                self.recreated.extend(unlisted.map(|(name, _)| name));
+                // One that this hub created may be gone before any list or event had it.
+                self.any_deleted = true;
                 self.synced = true;
                 dirty.extend(self.objects.keys().cloned());
                 true
@@ -166,6 +165,13 @@ impl EdgeClusters {
 }
 
 impl EdgeClusterWrite {
+    /// Returns the source of the EdgeCluster that this write created.
+    pub(super) fn created_source(&self) -> Option<&SourceRef> {
+        let created = self.object.as_ref()?;
+        let is_new = self.previous_version.is_none();
+        created.spec.source_ref.as_ref().filter(|_| is_new)
+    }
+
     fn new(
         previous_version: Option<String>,
         (object, result): (Option<EdgeCluster>, WriteOutcome),

@@ -547,6 +547,9 @@ impl FleetController {
                 let writes = &self.fleet.reports.writes;
                 writes.count(HomeWrites::EDGE_CLUSTER, write.result);
                 let outcome = write.queue_outcome(now, chance::random());
+                if let Some(source) = write.created_source() {
+                    self.history.record_created(name, source);
+                }
                 self.reconcile_due |= self.edge_clusters.apply_write(name, write);
                 outcome
             }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::edge_cluster::{EdgeCluster, SourceRef};
 use krypton_runtime::chance;
 use krypton_runtime::clock::BootTime;
 use krypton_runtime::crd;
@@ -101,6 +101,18 @@ impl SourceHistory {
         self.update_differs();
     }
 
+    /// Records the source of an EdgeCluster that this hub has created. A user may delete it before the watch or a
+    /// decision sees it.
+    pub(super) fn record_created(&mut self, name: &str, source: &SourceRef) {
+        let Some(origin) = Origin::from_source_ref(source) else {
+            return;
+        };
+        if let Some(register) = &mut self.register {
+            let entry = (name.to_owned(), origin);
+            self.differs |= register.entries.insert(entry, String::new()).is_none();
+        }
+    }
+
     fn update_differs(&mut self) {
         let next = self.register.as_ref();
         self.differs = next.is_some_and(|next| *next != self.stored.register);
@@ -121,13 +133,7 @@ impl SourceHistory {
             return None;
         }
         let (client, namespace) = (self.client.clone(), self.namespace.clone());
-        if self.must_read {
-            self.request.spawn(async move {
-                let read = register::load(client, &namespace).await;
-                result_or_failed(read.map(RequestResult::Read))
-            });
-            return None;
-        }
+        // Before the read, which fails without the CRD.
         if edge_clusters.any_deleted {
             self.request.spawn(leader.tracked(async move {
                 let crd_uid = register::crd(client.clone()).await;
@@ -140,6 +146,13 @@ impl SourceHistory {
                 }
                 result_or_failed(crd_uid.map(RequestResult::Crd).map_err(anyhow::Error::from))
             }));
+            return None;
+        }
+        if self.must_read {
+            self.request.spawn(async move {
+                let read = register::load(client, &namespace).await;
+                result_or_failed(read.map(RequestResult::Read))
+            });
             return None;
         }
         let next = self.register.as_ref()?;
