@@ -140,10 +140,14 @@ impl JobResult {
         }
     }
 
-    /// Drops what the job has read or written.
+    /// Drops what the job has read or written. A restore of etcd may have changed the release, not a user.
     pub(crate) fn forget_responses(&mut self) {
         (self.tenant, self.workspace) = (None, None);
         (self.release_update, self.release_details, self.unrecorded) = (None, None, None);
+        let error = self.error.as_ref();
+        if error.is_some_and(ActionError::is_tampering) {
+            self.error = Some(ActionError::Conflict);
+        }
     }
 }
 

@@ -53,6 +53,11 @@ impl ActionError {
         }
     }
 
+    /// Whether another user has changed the release.
+    pub(crate) fn is_tampering(&self) -> bool {
+        matches!(self, Self::Failed { reason, .. } if *reason == reason::RELEASE_TAMPERED)
+    }
+
     /// Returns a permanent failure that ends when a user deletes this revision.
     pub(super) fn from_revision(reason: &'static str, message: String, revision: u32) -> Self {
         Self::Failed {
