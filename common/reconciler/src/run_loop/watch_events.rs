@@ -42,9 +42,14 @@ impl Reconciler {
             }
             WatchEvent::Workload(kind, event) => self.index.workload_event(kind, event),
             WatchEvent::Crd(event) => {
+                let is_listed = matches!(event, Event::InitDone);
                 let (previous, schema) = (self.index.crd(), self.index.schema());
                 self.index.crd_event(event);
                 let current = self.index.crd();
+                if is_listed && current == Some(CrdState::Present) {
+                    // A restored etcd may hold records again, and lack their Tenants.
+                    self.recheck_crd();
+                }
                 if self.index.schema() != schema {
                     self.listed_under = self.listed_under.with_schema(self.index.schema());
                     self.crd_checked = false;
