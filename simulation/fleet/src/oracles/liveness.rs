@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
-use krypton_reconciler::backup::record_name;
+use krypton_reconciler::backup::{RECORD_LABEL, record_name};
 use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
 use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
 use krypton_types::names::{
@@ -18,7 +18,8 @@ use serde_json::Value;
 
 use super::leases::MEMBER_LEASE;
 use super::view::{
-    is_krypton, is_placed_copy, is_product, is_ready, reconciling_member, state_version, workspace,
+    ReleaseOwner, is_krypton, is_placed_copy, is_product, is_ready, krypton_key,
+    reconciling_member, state_version, workspace,
 };
 use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, invariant};
 use crate::object::{
@@ -101,6 +102,25 @@ impl View {
     fn awaits_uninstallation(&self, member: &str, tenant: &Value) -> bool {
         let is_restored = annotation(tenant, PREVIOUS_UID_ANNOTATION).is_some();
         is_restored && newest_status(self, member, tenant).as_deref() == Some("uninstalling")
+    }
+
+    /// Whether a deletion needs a decision of people, because a wrong clock dated it before the CRD.
+    fn awaits_decision(&self, member: &str, tenant: &Value) -> bool {
+        self.had_wrong_clock(Settings::cluster_for(member))
+            && is_terminating(tenant)
+            && condition_text(tenant, "Ready").contains("together with an earlier CRD")
+    }
+
+    /// The member whose release Helm changes. A hub's run for a KryptonDeployment does not name it.
+    fn member_of_run<'a>(&'a self, run: &'a Run) -> Option<&'a str> {
+        if let Some(cluster) = &run.cluster {
+            return Some(Settings::member_for(cluster));
+        }
+        let ReleaseOwner::Deployment(name) = &run.owner else {
+            return None;
+        };
+        let key = krypton_key("kryptondeployments", TENANT_NAMESPACE, name);
+        Some(text(self.get(HOME, &key)?, "/spec/region/name"))
     }
 
     pub(super) fn upgrades_fail(&self) -> bool {
@@ -204,9 +224,15 @@ invariant! {
 }
 
 invariant! {
-    /// No Tenant is lost.
+    /// No Tenant is lost, and none waits to be restored after a deletion of its CRD.
     WantedTenantsExist, "wanted-tenants-exist",
     fn check_converged(&mut self, view: &View) -> CheckResult {
+        for (member, _) in view.converging_members() {
+            for (key, secret) in view.objects(Settings::cluster_for(member), "", "secrets") {
+                let is_record = label(secret, RECORD_LABEL).is_some();
+                ensure(!is_record, || format!("the Tenant in {} on {member} is not restored", key.name))?;
+            }
+        }
         if view.ever_restored() {
             return Ok(());
         }
@@ -234,11 +260,8 @@ invariant! {
         for cluster in view.settings.clusters() {
             for (key, tenant) in view.objects(&cluster, GROUP, "tenants") {
                 let member = reconciling_member(tenant, &cluster);
-                // Without its member, a deletion waits. With a deletion time before the creation of the CRD, it
-                // needs a decision of people.
-                let may_wait = view.had_wrong_clock(Settings::cluster_for(member))
-                    && condition_text(tenant, "Ready").contains("together with an earlier CRD");
-                let may_wait = may_wait || view.all_hubs_lost && cluster == HOME;
+                // Without its member, a deletion waits.
+                let may_wait = view.awaits_decision(member, tenant) || view.all_hubs_lost && cluster == HOME;
                 // A restore may have undone that people have resumed it. A copy follows the pause at home.
                 let paused = match is_placed_copy(tenant) {
                     true => view.tenant(HOME, &key.name),
@@ -315,13 +338,19 @@ invariant! {
             return Ok(());
         }
         for (member, _) in view.converging_members() {
+            // A restore can remove the Secret of a running Helm.
+            let mut runs = view.helm_runs.values();
+            if let Some(run) = runs.find(|run| view.member_of_run(run) == Some(member)) {
+                return Err(format!("{} runs helm {} for {}", run.host, run.verb, run.release));
+            }
             for (key, secret) in view.objects(Settings::cluster_for(member), "", "secrets") {
                 let status = text(secret, "/metadata/labels/status");
                 let is_locked = text(secret, "/type") == "helm.sh/release.v1"
                     && (status.starts_with("pending-") || status == "uninstalling");
-                // A release that people have orphaned, or whose owner a restore has removed, stays as it is.
-                let has_owner = label(secret, OWNER_UID_LABEL).is_some_and(|uid| view.has_owner(uid));
-                let is_locked = is_locked && has_owner;
+                // A release that people have orphaned, or whose owner a restore has removed, stays as it is. So does
+                // one whose uninstallation needs a decision of people.
+                let owner = label(secret, OWNER_UID_LABEL).and_then(|uid| view.owner(uid));
+                let is_locked = is_locked && owner.is_some_and(|owner| !view.awaits_decision(member, owner));
                 ensure(!is_locked, || format!("{} on {member} is {status}", key.name))?;
             }
         }
@@ -394,6 +423,7 @@ mod tests {
         tenant_crd,
     };
     use super::*;
+    use crate::faults::RESTORE_WRITER;
 
     #[test]
     fn converged_fleet_keeps_all_rules() {
@@ -485,6 +515,13 @@ mod tests {
             };
             assert_eq!(violated.as_deref(), Some(expected));
         }
+        // Its backup waits although its member works.
+        let mut record = backup;
+        record["metadata"]["labels"] = json!({RECORD_LABEL: "true"});
+        let violated = History::violated_after(|history| {
+            history.put("hub-0", "edge-2", record);
+        });
+        assert_eq!(violated.as_deref(), Some("wanted-tenants-exist"));
         // Nothing had reached it.
         let violated = History::violated_after(|history| {
             let mut new = tenant();
@@ -531,6 +568,31 @@ mod tests {
     }
 
     #[test]
+    fn restore_returns_to_missing_deployment() {
+        let deployment = json!({
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "app", "namespace": "t0"},
+        });
+        let newer = json!({"metadata": {"generation": 2}});
+        for (was_deleted, oracle) in [(true, None), (false, Some("tenants-get-ready"))] {
+            let violated = History::violated_after(|history| {
+                history.put("controller", "edge-1", deployment.clone());
+                if was_deleted {
+                    history.delete("people", "edge-1", &deployment);
+                }
+                history
+                    .fault("restore edge-1 after 5.000")
+                    .put("controller", "edge-1", deployment.clone())
+                    .delete(RESTORE_WRITER, "edge-1", &deployment)
+                    .fault("end of restore edge-1 after 5.000")
+                    .patch("people", "edge-1", tenant(), &newer);
+            });
+            assert_eq!(violated.as_deref(), oracle, "{was_deleted}");
+        }
+    }
+
+    #[test]
     fn release_that_is_not_deployed_is_found() {
         let violated = History::violated_after(|history| {
             history.put_revision(RELEASE, 2, "failed");
@@ -566,6 +628,41 @@ mod tests {
             history.put("people", "edge-1", other);
         });
         assert_eq!(violated.as_deref(), Some("no-release-stays-locked"));
+    }
+
+    #[test]
+    fn running_helm_is_found() {
+        for (ends, oracle) in [(true, None), (false, Some("no-release-stays-locked"))] {
+            let violated = History::violated_after(|history| {
+                history.start_helm(1, AGENT, "upgrade", RELEASE);
+                if ends {
+                    history.end_helm(1, AGENT, 0);
+                }
+            });
+            assert_eq!(violated.as_deref(), oracle);
+        }
+    }
+
+    #[test]
+    fn locked_release_may_await_decision_on_its_deletion() {
+        let waiting = json!({"status": {"conditions": [{
+            "type": "Ready",
+            "status": "False",
+            "reason": "UninstallFailed",
+            "message": "this Tenant was deleted together with an earlier CRD",
+        }]}});
+        for (jumps, expected) in [(true, None), (false, Some("deleted-tenants-go"))] {
+            let violated = History::violated_after(|history| {
+                if jumps {
+                    history.fault("server-clock edge-1 by -60.000 for 9.000");
+                }
+                history
+                    .put("people", "edge-1", revision(RELEASE, 2, "pending-upgrade"))
+                    .patch("people", "edge-1", tenant(), &deletion_patch())
+                    .patch(AGENT, "edge-1", tenant(), &waiting);
+            });
+            assert_eq!(violated.as_deref(), expected);
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::view::{
     ReleaseOwner, Run, WATCH_LAG, finalizer_removal, is_placed_copy, is_product, krypton_key,
 };
 use super::{Change, CheckResult, Oracle, View, ensure, invariant};
+use crate::faults::RESTORE_WRITER;
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
@@ -266,6 +267,13 @@ invariant! {
             let uid = text(after, "/metadata/uid").to_owned();
             self.orphan_uids.insert(uid);
         }
+        // A restore can undo the deletion. People may then delete the Tenant without the annotation.
+        if change.by == RESTORE_WRITER
+            && change.key.resource == "tenants"
+            && let Some(after) = change.after.as_deref().filter(|after| !is_terminating(after))
+        {
+            self.orphan_uids.remove(text(after, "/metadata/uid"));
+        }
         // People can delete the orphan of home on a member.
         if change.by == PEOPLE
             && let Some(after) = change
@@ -413,7 +421,7 @@ mod tests {
 
     use super::super::leases::MEMBER_LEASE;
     use super::super::story::{
-        AGENT, History, RELEASE, deletion_patch, deployment, edge_cluster, lease, namespace,
+        AGENT, History, RELEASE, copy, deletion_patch, deployment, edge_cluster, lease, namespace,
         revision, tenant,
     };
     use super::TENANT_FINALIZER;
@@ -533,6 +541,33 @@ mod tests {
             .patch("people", "edge-1", tenant(), &deletion_patch())
             .start_helm(1, AGENT, "uninstall", RELEASE)
             .assert_violated("orphaned-release-stays");
+    }
+
+    #[test]
+    fn restore_undoes_an_orphan() {
+        let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
+        for (restored, oracle) in [(true, None), (false, Some("orphaned-release-stays"))] {
+            let mut history = History::new();
+            let copy = copy("uid-t0");
+            history
+                .put("people", "home", tenant())
+                .put(AGENT, "edge-1", copy.clone())
+                .renew_leases()
+                .patch("people", "home", tenant(), &orphan)
+                .patch("people", "home", tenant(), &deletion_patch());
+            if restored {
+                history.put(RESTORE_WRITER, "home", tenant()).patch(
+                    "people",
+                    "home",
+                    tenant(),
+                    &deletion_patch(),
+                );
+            }
+            history
+                .patch(AGENT, "edge-1", copy, &deletion_patch())
+                .start_helm(1, AGENT, "uninstall", RELEASE)
+                .assert_outcome(oracle);
+        }
     }
 
     #[test]

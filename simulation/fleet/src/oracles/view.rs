@@ -110,6 +110,8 @@ pub struct View {
     decommissioning: BTreeSet<String>,
     /// Deployments that people, or a restore during a Helm run, have deleted and that are still missing, by cluster.
     missing_workloads: BTreeMap<String, BTreeSet<Key>>,
+    /// Those that were missing when the snapshot of a pending restore was taken.
+    missing_in_snapshots: BTreeMap<String, BTreeSet<Key>>,
 }
 
 impl View {
@@ -125,14 +127,15 @@ impl View {
         }
     }
 
-    /// Whether the Tenant or KryptonDeployment with this UID exists.
-    pub(crate) fn has_owner(&self, uid: &str) -> bool {
+    /// The Tenant or KryptonDeployment with this UID.
+    pub(crate) fn owner(&self, uid: &str) -> Option<&Value> {
         let clusters = self.settings.clusters();
         let mut owners = clusters.iter().flat_map(|cluster| {
             let tenants = self.objects(cluster, GROUP, "tenants");
             tenants.chain(self.objects(cluster, GROUP, "kryptondeployments"))
         });
-        owners.any(|(_, owner)| text(owner, "/metadata/uid") == uid)
+        let owner = owners.find(|(_, owner)| text(owner, "/metadata/uid") == uid);
+        owner.map(|(_, owner)| owner.as_ref())
     }
 
     /// Returns an object.

@@ -181,6 +181,16 @@ impl View {
             {
                 self.orphaned_deployments.insert(key.name.clone(), self.now);
             }
+            // A restore can undo the deletion.
+            "kryptondeployments"
+                if change.by == RESTORE_WRITER
+                    && change
+                        .after
+                        .as_deref()
+                        .is_some_and(|after| !is_terminating(after)) =>
+            {
+                self.orphaned_deployments.remove(&key.name);
+            }
             _ => {}
         }
     }
@@ -235,6 +245,14 @@ impl View {
             && has_ended
         {
             self.last_hang_ends.insert(cluster.clone(), self.now);
+        }
+        if let Action::Restore { cluster, .. } = &action {
+            let missing = self.missing_workloads.entry(cluster.clone()).or_default();
+            let in_snapshots = &mut self.missing_in_snapshots;
+            match has_ended {
+                false => drop(in_snapshots.insert(cluster.clone(), missing.clone())),
+                true => missing.extend(in_snapshots.remove(cluster).unwrap_or_default()),
+            }
         }
         if let Action::ServerClock { cluster, .. } = &action {
             self.wrong_clocks.insert(cluster.clone());
