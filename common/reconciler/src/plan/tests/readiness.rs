@@ -137,7 +137,7 @@ fn readiness_is_followed_while_work_is_held_back() {
 }
 
 #[test]
-fn undeployed_release_is_not_ready_while_work_is_held_back() {
+fn undeployed_release_is_not_ready_while_held_back() {
     let histories: [&[Status]; 3] = [
         &[],
         &[Status::Uninstalled],
