@@ -22,12 +22,12 @@ use std::time::Duration;
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_runtime::clock;
-use krypton_runtime::watch::Watch;
+use krypton_runtime::watch::{Watch, list_refusal};
 use krypton_types::desired::{ChartState, DesiredState};
 use krypton_types::error_chain::chain;
 use kube::Client;
 use kube::api::Api;
-use kube::runtime::watcher::{self, Config};
+use kube::runtime::watcher::Config;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -136,7 +136,7 @@ pub(crate) async fn run(fleet: FleetInputs, stop: CancellationToken) {
                 Err(error) => {
                     tracing::warn!(error = %chain(&error), "watching EdgeClusters failed; retrying");
                     // While the CRD is missing, no list reports the deletions.
-                    controller.edge_clusters.any_deleted |= matches!(&error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404);
+                    controller.edge_clusters.any_deleted |= list_refusal(&error) == Some(404);
                 }
             },
             Some(name) = controller.proxies.next_stopped() => controller.proxy_ended(&name),

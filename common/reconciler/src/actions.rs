@@ -140,7 +140,8 @@ impl JobResult {
         }
     }
 
-    /// Drops what the job has read or written. A restore of etcd may have changed the release, not a user.
+    /// Drops what the job has read or written, and its claim that a user has changed the release. A restore of etcd may
+    /// have changed it.
     pub(crate) fn forget_responses(&mut self) {
         (self.tenant, self.workspace) = (None, None);
         (self.release_update, self.release_details, self.unrecorded) = (None, None, None);

@@ -221,6 +221,14 @@ impl<K: Send + 'static, E: Send + 'static> Watch<K, E> {
     }
 }
 
+/// Returns the HTTP status with which the API server refused a list.
+pub fn list_refusal(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status)) => Some(status.code),
+        _ => None,
+    }
+}
+
 async fn sleep_until_if_set(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,

@@ -13,7 +13,7 @@ use krypton_runtime::chance;
 use krypton_runtime::clock::{self, BootTime};
 use krypton_runtime::events::EventRecorder;
 use krypton_runtime::tasks::KeyedTasks;
-use krypton_runtime::watch::Watch;
+use krypton_runtime::watch::{Watch, list_refusal};
 use krypton_runtime::work_queue::{Outcome, WorkQueue};
 use krypton_types::error_chain::chain;
 use krypton_types::names;
@@ -21,7 +21,7 @@ use krypton_types::tenant::TenantKey;
 use kube::Client;
 use kube::api::Api;
 use kube::core::DeserializeGuard;
-use kube::runtime::watcher::{self, Config};
+use kube::runtime::watcher::Config;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -250,7 +250,7 @@ pub async fn run(
                 Ok(event) => store.apply_event(event, &settings, &reports),
                 Err(error) => {
                     tracing::debug!(error = %chain(&error), "failed to watch Tenants on the home cluster; retrying");
-                    store.crd_absent = matches!(&error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404);
+                    store.crd_absent = list_refusal(&error) == Some(404);
                 }
             },
             Some(read) = crd_reads.join_next(), if !crd_reads.is_empty() => {

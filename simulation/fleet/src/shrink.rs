@@ -2,7 +2,7 @@
 //!
 //! `run_plan` runs a plan and returns the name of the violated oracle. Call [`shrink`] with a plan that fails.
 
-use crate::plan::{FOREVER, Plan, PlannedTenant};
+use crate::plan::{FOREVER, Plan, PlannedTenant, Settings};
 use crate::time::Millis;
 
 /// Durations are not shortened below this time.
@@ -100,20 +100,17 @@ impl<F: FnMut(&Plan) -> bool> ShrinkSearch<F> {
         if self.best.settings.hubs > 1 {
             self.try_plan(without_last_hub(&self.best));
         }
-        if self.best.settings.self_cluster {
+        let resets: [fn(&mut Settings); 3] = [
+            |settings| settings.self_cluster = false,
+            |settings| settings.long_leader_lease = false,
+            |settings| settings.crds_exist = false,
+        ];
+        for reset in resets {
             let mut candidate = self.best.clone();
-            candidate.settings.self_cluster = false;
-            self.try_plan(candidate);
-        }
-        if self.best.settings.long_leader_lease {
-            let mut candidate = self.best.clone();
-            candidate.settings.long_leader_lease = false;
-            self.try_plan(candidate);
-        }
-        if self.best.settings.crds_exist {
-            let mut candidate = self.best.clone();
-            candidate.settings.crds_exist = false;
-            self.try_plan(candidate);
+            reset(&mut candidate.settings);
+            if candidate != self.best {
+                self.try_plan(candidate);
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_reconciler::keep_last_managers;
+use krypton_runtime::watch::list_refusal;
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::error_chain::chain;
 use kube::core::DeserializeGuard;
@@ -98,10 +99,7 @@ impl DeploymentStore {
                 true
             }
             Err(error) => {
-                let status = match &error {
-                    watcher::Error::InitialListFailed(kube::Error::Api(status)) => status.code,
-                    _ => 0,
-                };
+                let status = list_refusal(&error).unwrap_or_default();
                 // If the API is absent or forbidden, do not wait for its list. Earlier objects remain
                 // valid.
                 let is_refused = matches!(status, 403 | 404) && self.members_synced;

@@ -10,15 +10,13 @@ use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_reconciler::backup::{RECORD_LABEL, record_name};
 use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
 use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
-use krypton_types::names::{
-    CA_SECRET, GROUP, HUB_LEASE, PAUSED_ANNOTATION, SELF_CLUSTER, tenant_release,
-};
+use krypton_types::names::{CA_SECRET, GROUP, HUB_LEASE, SELF_CLUSTER, tenant_release};
 use kube::CustomResourceExt as _;
 use serde_json::Value;
 
 use super::leases::MEMBER_LEASE;
 use super::view::{
-    ReleaseOwner, is_krypton, is_placed_copy, is_product, is_ready, krypton_key,
+    ReleaseOwner, is_krypton, is_paused, is_placed_copy, is_product, is_ready, krypton_key,
     reconciling_member, state_version, workspace,
 };
 use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, invariant};
@@ -66,7 +64,6 @@ impl View {
             let tenants: Vec<_> = self.objects(&cluster, GROUP, "tenants").collect();
             for (_, tenant) in tenants {
                 let member = reconciling_member(tenant, &cluster);
-                let is_paused = annotation(tenant, PAUSED_ANNOTATION) == Some("true");
                 // A member leaves a Tenant alone that names another one.
                 let is_held_back = match cluster == HOME {
                     true => {
@@ -76,7 +73,7 @@ impl View {
                 };
                 if self.must_converge(member)
                     && !is_terminating(tenant)
-                    && !is_paused
+                    && !is_paused(tenant)
                     && !is_held_back
                     && !self.awaits_uninstallation(member, tenant)
                 {
@@ -94,7 +91,7 @@ impl View {
         let namesake = self.tenant(cluster, text(tenant, "/metadata/name"));
         cluster != HOME
             && self.placed_copy(tenant, cluster).is_none()
-            && namesake.is_some_and(|it| annotation(it, PAUSED_ANNOTATION) == Some("true"))
+            && namesake.is_some_and(|it| is_paused(it))
     }
 
     /// Whether Krypton died while it uninstalled the release, and then restored the Tenant with its CRD, because the
@@ -267,8 +264,7 @@ invariant! {
                     true => view.tenant(HOME, &key.name),
                     false => Some(tenant),
                 };
-                let is_paused = paused.is_some_and(|tenant| annotation(tenant, PAUSED_ANNOTATION) == Some("true"));
-                let may_wait = may_wait || is_paused;
+                let may_wait = may_wait || paused.is_some_and(|it| is_paused(it));
                 let is_stuck = is_terminating(tenant) && view.must_converge(member) && !may_wait;
                 ensure(!is_stuck, || {
                     let ready = condition_text(tenant, "Ready");
@@ -416,6 +412,7 @@ invariant! {
 
 #[cfg(test)]
 mod tests {
+    use krypton_types::names::PAUSED_ANNOTATION;
     use serde_json::json;
 
     use super::super::story::{

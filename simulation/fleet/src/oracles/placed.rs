@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
-use krypton_types::names::{
-    ADOPT_ANNOTATION, GROUP, HOME_UID_ANNOTATION, PAUSED_ANNOTATION, PLACED_ON_ANNOTATION,
-};
+use krypton_types::names::{ADOPT_ANNOTATION, GROUP, HOME_UID_ANNOTATION, PLACED_ON_ANNOTATION};
 use serde_json::{Value, json};
 
 use super::releases::tenant_of_run;
 use super::view::{
-    WATCH_LAG, is_krypton, is_placed_copy, krypton_key, reconciling_member, starts_deletion,
+    WATCH_LAG, is_krypton, is_paused, is_placed_copy, krypton_key, reconciling_member,
+    starts_deletion,
 };
 use super::{Change, CheckResult, Oracle, Run, View, ensure, invariant};
 use crate::object::{
@@ -64,11 +63,10 @@ invariant! {
 }
 
 fn matches_home(copy: &Value, tenant: &Value) -> bool {
-    let paused = |object: &Value| annotation(object, PAUSED_ANNOTATION) == Some("true");
     copy.pointer("/spec/values") == tenant.pointer("/spec/values")
         && copy.pointer("/spec/clusterRef").is_none()
         && !is_terminating(copy)
-        && paused(copy) == paused(tenant)
+        && is_paused(copy) == is_paused(tenant)
 }
 
 invariant! {
@@ -260,6 +258,7 @@ invariant! {
 
 #[cfg(test)]
 mod tests {
+    use krypton_types::names::PAUSED_ANNOTATION;
     use serde_json::json;
 
     use super::super::story::{

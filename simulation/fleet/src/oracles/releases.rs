@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::view::{
     ReleaseOwner, Run, WATCH_LAG, finalizer_removal, is_placed_copy, is_product, krypton_key,
+    restored_live,
 };
 use super::{Change, CheckResult, Oracle, View, ensure, invariant};
-use crate::faults::RESTORE_WRITER;
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
@@ -268,10 +268,7 @@ invariant! {
             self.orphan_uids.insert(uid);
         }
         // A restore can undo the deletion. People may then delete the Tenant without the annotation.
-        if change.by == RESTORE_WRITER
-            && change.key.resource == "tenants"
-            && let Some(after) = change.after.as_deref().filter(|after| !is_terminating(after))
-        {
+        if change.key.resource == "tenants" && let Some(after) = restored_live(change) {
             self.orphan_uids.remove(text(after, "/metadata/uid"));
         }
         // People can delete the orphan of home on a member.

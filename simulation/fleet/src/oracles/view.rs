@@ -6,9 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use krypton_sim_apiserver::server::{Change, Key};
-use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL};
+use krypton_types::names::{
+    GROUP, HOME_UID_ANNOTATION, MANAGED_BY_HUB, MANAGED_BY_LABEL, PAUSED_ANNOTATION,
+};
 use serde_json::Value;
 
+use crate::faults::RESTORE_WRITER;
 use crate::object::{
     annotation, has_finalizer, has_true_condition, is_terminating, label, number, text,
 };
@@ -381,6 +384,16 @@ pub(crate) fn starts_deletion(change: &Change) -> bool {
     let before = change.before.as_deref();
     before.is_some_and(|before| !is_terminating(before))
         && change.after.as_deref().is_none_or(is_terminating)
+}
+
+/// Returns the object that a restore of etcd has written, unless it is being deleted.
+pub(crate) fn restored_live(change: &Change) -> Option<&Value> {
+    let after = change.after.as_deref();
+    after.filter(|after| change.by == RESTORE_WRITER && !is_terminating(after))
+}
+
+pub(crate) fn is_paused(object: &Value) -> bool {
+    annotation(object, PAUSED_ANNOTATION) == Some("true")
 }
 
 pub(crate) fn holder(lease: &Value) -> &str {

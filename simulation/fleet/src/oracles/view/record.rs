@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::{
     Phase, ReleaseOwner, Renewal, Run, View, agent_cluster, holder, is_placed_copy, is_product,
+    restored_live,
 };
 use crate::faults::{REBUILD_WRITER, RESTORE_WRITER};
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
@@ -182,13 +183,7 @@ impl View {
                 self.orphaned_deployments.insert(key.name.clone(), self.now);
             }
             // A restore can undo the deletion.
-            "kryptondeployments"
-                if change.by == RESTORE_WRITER
-                    && change
-                        .after
-                        .as_deref()
-                        .is_some_and(|after| !is_terminating(after)) =>
-            {
+            "kryptondeployments" if restored_live(change).is_some() => {
                 self.orphaned_deployments.remove(&key.name);
             }
             _ => {}
