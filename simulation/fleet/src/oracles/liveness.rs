@@ -5,6 +5,8 @@
 
 use std::collections::BTreeSet;
 
+use krypton_crds::edge_cluster::EdgeCluster;
+use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_reconciler::backup::{RECORD_LABEL, record_name};
@@ -156,14 +158,14 @@ invariant! {
 }
 
 invariant! {
-    /// The home cluster and each member have the CRD of Tenants.
+    /// The home cluster and each member have the CRD of Tenants, and home also those of the hub.
     CrdsExist, "crds-exist",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         let members = view.converging_members().map(|(name, _)| Settings::cluster_for(name));
-        for cluster in members.chain([HOME]) {
-            let mut crds = view.objects(cluster, "apiextensions.k8s.io", "customresourcedefinitions");
-            let exists = crds.any(|(key, _)| key.name == Tenant::crd_name());
-            ensure(exists, || format!("{cluster} has no CRD of Tenants"))?;
+        let wanted = members.map(|cluster| (cluster, Tenant::crd_name()));
+        let at_home = [Tenant::crd_name(), EdgeCluster::crd_name(), KryptonDeployment::crd_name()];
+        for (cluster, crd) in wanted.chain(at_home.map(|crd| (HOME, crd))) {
+            ensure(view.has_crd(cluster, crd), || format!("{cluster} has no CRD {crd}"))?;
         }
         Ok(())
     }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_reconciler::backup::RECORD_LABEL;
 use krypton_sim_apiserver::server::{Change, Key};
 use krypton_types::names::{
     ORPHAN_ANNOTATION, PAUSED_ANNOTATION, SELF_CLUSTER, UNINSTALL_FINALIZER,
 };
+use kube::CustomResourceExt as _;
 use serde_json::Value;
 
 use super::{
@@ -18,7 +20,7 @@ use crate::faults::{REBUILD_WRITER, RESTORE_WRITER};
 use crate::object::{annotation, has_finalizer, is_terminating, label, text};
 use crate::observe::{Event, Observation};
 use crate::oracles::AttributedWrite;
-use crate::plan::{Action, FOREVER, ServerFault, Settings};
+use crate::plan::{Action, FOREVER, HOME, ServerFault, Settings};
 use crate::time::Millis;
 use crate::user_client::PEOPLE;
 
@@ -63,7 +65,7 @@ impl View {
                 .insert((cluster.to_owned(), key.clone()), self.now);
         }
         self.record_pauses(cluster, change);
-        if self.was_never_reconciled(cluster, change) {
+        if self.was_never_reconciled(cluster, change) || self.was_never_placed(cluster, change) {
             self.wanted_tenants
                 .remove(&(cluster.to_owned(), key.name.clone()));
         }
@@ -150,6 +152,18 @@ impl View {
             && change.by == "kube-controller-manager"
             && !has_finalizer(before, UNINSTALL_FINALIZER)
             && !store.any(belongs_to_tenant)
+    }
+
+    /// Whether a Tenant at home was deleted with its CRD before its member got a copy. Where home is not a member, no
+    /// process saves its Tenants.
+    fn was_never_placed(&self, cluster: &str, change: &Change) -> bool {
+        let mut copies = self.stores.iter().filter(|(name, _)| *name != cluster);
+        change.key.resource == "tenants"
+            && change.after.is_none()
+            && cluster == HOME
+            && !self.settings.self_cluster
+            && !self.has_crd(HOME, Tenant::crd_name())
+            && !copies.any(|(_, store)| store.contains_key(&change.key))
     }
 
     /// Records the pauses of Tenants and members, and the deletion of orphaned KryptonDeployments.
