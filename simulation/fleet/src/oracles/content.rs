@@ -75,6 +75,26 @@ invariant! {
     }
 }
 
+invariant! {
+    /// A KryptonDeployment that people have deleted disappears. It waits for each member that does not work.
+    DeletedDeploymentsGo, "deleted-deployments-go",
+    fn check_converged(&mut self, view: &View) -> CheckResult {
+        for (key, deployment) in view.objects(HOME, GROUP, "kryptondeployments") {
+            let recorded = placements(deployment).map(|placement| text(placement, "/cluster"));
+            let mut members: Vec<&str> = recorded.collect();
+            if members.is_empty() {
+                members.push(text(deployment, "/spec/region/name"));
+            }
+            let may_wait = view.all_hubs_lost || !members.iter().all(|member| view.must_converge(member));
+            ensure(!is_terminating(deployment) || may_wait, || {
+                let ready = condition_text(deployment, "Ready");
+                format!("KryptonDeployment {} stays: {ready}", key.name)
+            })?;
+        }
+        Ok(())
+    }
+}
+
 /// Whether the hub may keep the release on this member because the new region has no working member. Once the hub has
 /// recorded the removal, the release must go.
 fn cannot_move_from(view: &View, deployment: &Value, member: &str) -> bool {
@@ -83,12 +103,16 @@ fn cannot_move_from(view: &View, deployment: &Value, member: &str) -> bool {
 
 /// Whether the hub has recorded the release on this member, with or without its removal.
 fn is_recorded(deployment: &Value, member: &str, removing: bool) -> bool {
-    let placements = deployment.pointer("/status/placements");
-    let mut placements = placements.and_then(Value::as_array).into_iter().flatten();
-    placements.any(|placement| {
+    placements(deployment).any(|placement| {
         let is_removing = placement.get("removing") == Some(&Value::Bool(true));
         text(placement, "/cluster") == member && is_removing == removing
     })
+}
+
+/// Returns the clusters on which the release may be, as the hub has recorded them.
+fn placements(deployment: &Value) -> impl Iterator<Item = &Value> {
+    let placements = deployment.pointer("/status/placements");
+    placements.and_then(Value::as_array).into_iter().flatten()
 }
 
 invariant! {

@@ -12,6 +12,7 @@ use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_reconciler::backup::{RECORD_LABEL, record_name};
 use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
 use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
+use krypton_types::conditions::{TARGET_RESOLVED, reason};
 use krypton_types::names::{CA_SECRET, GROUP, HUB_LEASE, SELF_CLUSTER, tenant_release};
 use kube::CustomResourceExt as _;
 use serde_json::Value;
@@ -151,6 +152,21 @@ invariant! {
             let is_connected = has_true_condition(member, "Connected");
             ensure(is_connected || view.all_hubs_lost, || {
                 format!("{name} is not connected: {}", condition_text(member, "Connected"))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+invariant! {
+    /// The hub can read the sources of the members. It repeats a list only a minute after its response was lost.
+    SourcesAreRead, "sources-are-read",
+    fn check_converged(&mut self, view: &View) -> CheckResult {
+        for (key, member) in view.objects(HOME, GROUP, "edgeclusters") {
+            let resolved = condition(member, TARGET_RESOLVED);
+            let is_unread = resolved.is_some_and(|(_, reason)| reason == reason::SOURCE_UNAVAILABLE);
+            ensure(!is_unread || view.all_hubs_lost, || {
+                format!("the source of {} is not read: {}", key.name, condition_text(member, TARGET_RESOLVED))
             })?;
         }
         Ok(())
@@ -460,6 +476,24 @@ mod tests {
             history.delete("people", "home", &edge_cluster("edge-2"));
         });
         assert_eq!(violated, None);
+    }
+
+    #[test]
+    fn unread_source_is_found() {
+        for (reason, oracle) in [
+            ("Reason", None),
+            (reason::SOURCE_UNAVAILABLE, Some("sources-are-read")),
+        ] {
+            let violated = History::violated_after(|history| {
+                let conditions = json!([
+                    {"type": "Connected", "status": "True", "reason": "Connected"},
+                    {"type": TARGET_RESOLVED, "status": "Unknown", "reason": reason},
+                ]);
+                let patch = json!({"status": {"conditions": conditions}});
+                history.patch("hub-0", "home", edge_cluster("edge-1"), &patch);
+            });
+            assert_eq!(violated.as_deref(), oracle);
+        }
     }
 
     #[test]

@@ -285,9 +285,11 @@ invariant! {
     }
 
     fn check_helm_start(&mut self, view: &View, run: &Run) -> CheckResult {
-        let Some(cluster) = run.cluster.as_deref().filter(|_| run.verb == "uninstall") else {
+        if run.verb != "uninstall" {
             return Ok(());
-        };
+        }
+        // A hub's run for a KryptonDeployment names no cluster.
+        let cluster = run.cluster.as_deref().unwrap_or(HOME);
         let is_orphaned = match &run.owner {
             ReleaseOwner::Tenant(name) => self.is_orphan(view, cluster, name),
             ReleaseOwner::Deployment(name) => view
