@@ -504,6 +504,11 @@ impl FleetController {
         let mut dirty = BTreeSet::new();
         for event in with_ready(event, events) {
             disconnect(&self.fleet.shared.members, &event);
+            if let Event::Delete(object) = &event
+                && let (Some(name), Some(source)) = (&object.metadata.name, &object.spec.source_ref)
+            {
+                self.history.record_deleted(name, source);
+            }
             self.reconcile_due |= self.edge_clusters.apply_event(event, &mut dirty);
         }
         self.queue.extend(dirty);

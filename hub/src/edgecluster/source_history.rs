@@ -70,9 +70,10 @@ impl SourceHistory {
         }
     }
 
-    /// Returns whether earlier members are known. A dismissed one does not become a member again.
+    /// Returns whether earlier members are known, also those that another hub has recorded. A dismissed one does not
+    /// become a member again.
     pub(super) fn is_read(&self) -> bool {
-        self.register.is_some()
+        self.register.is_some() && !self.must_read
     }
 
     /// Requests another read, because another hub may have written the register.
@@ -104,9 +105,29 @@ impl SourceHistory {
     /// Records the source of an EdgeCluster that this hub has created. A user may delete it before the watch or a
     /// decision sees it.
     pub(super) fn record_created(&mut self, name: &str, source: &SourceRef) {
+        if let Some(origin) = Origin::from_source_ref(source) {
+            self.record(name, origin);
+        }
+    }
+
+    /// Records the source of an EdgeCluster that a user has deleted. A source that is listed by then returned too
+    /// early to request the member again, even if no decision has seen its return.
+    pub(super) fn record_deleted(&mut self, name: &str, source: &SourceRef) {
         let Some(origin) = Origin::from_source_ref(source) else {
             return;
         };
+        let sources = self.sources.get();
+        let mut listings = sources
+            .iter()
+            .filter_map(|running| running.listing.sources.as_deref());
+        if listings.any(|listed| listed.contains_key(&origin)) {
+            self.departed.extend(sources.take_departed());
+            self.departed.remove(&origin);
+            self.record(name, origin);
+        }
+    }
+
+    fn record(&mut self, name: &str, origin: Origin) {
         if let Some(register) = &mut self.register {
             let entry = (name.to_owned(), origin);
             self.differs |= register.entries.insert(entry, String::new()).is_none();
