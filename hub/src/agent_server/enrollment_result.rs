@@ -31,6 +31,9 @@ pub(super) enum EnrollmentError {
     Throttled(LimitExceeded),
     #[error("the home cluster did not respond to the hub within {} s; retry later", .0.as_secs())]
     Deadline(Duration),
+    /// The hub has lost its Lease or its CA since the request arrived.
+    #[error("{}", .0.message())]
+    NotLeading(Status),
     #[error("the hub could not read or mark the join token; retry later, or see the hub's log")]
     Token(#[source] TokenError),
     #[error(
@@ -77,6 +80,7 @@ impl EnrollmentError {
         match self {
             Self::Busy | Self::Throttled(_) | Self::Renewing => Status::resource_exhausted(message),
             Self::Deadline(_)
+            | Self::NotLeading(_)
             | Self::Token(_)
             | Self::EdgeCluster { .. }
             | Self::TooManyConflicts { .. }
@@ -113,6 +117,7 @@ impl EnrollmentError {
             | Self::Renewing
             | Self::Replaced
             | Self::Deadline(_)
+            | Self::NotLeading(_)
             | Self::Token(_)
             | Self::EdgeCluster { .. }
             | Self::TooManyConflicts { .. }

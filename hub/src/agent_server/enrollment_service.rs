@@ -95,7 +95,8 @@ impl EnrollmentService {
         EnrollmentServer::from_arc(Arc::clone(self)).max_decoding_message_size(MESSAGE_MAX)
     }
 
-    /// Checks that the hub may write the enrollment's objects on the home cluster.
+    /// Checks that the agent may join, and signs its certificate. The reads take time, so each write checks again that
+    /// the hub leads.
     async fn admit(
         &self,
         request: &v1::EnrollRequest,
@@ -126,10 +127,12 @@ impl EnrollmentService {
         let uid = object.metadata.uid.clone().unwrap_or_default();
         check_may_join(&cluster, &object, &request.cluster_uid)?;
         // Mark the token before the certificate leaves the hub: a second key with this token is then rejected.
-        join_token::redeem(client(), &self.namespace, presented, caller, &uid, now)
+        let (leader, namespace) = (&self.leader, &self.namespace);
+        join_token::redeem(client(), leader, namespace, presented, caller, &uid, now)
             .await
             .map_err(EnrollmentError::Token)??;
-        let authority = self.authority.get();
+        let authority = self.authority.get_to_sign(leader);
+        let authority = authority.map_err(EnrollmentError::NotLeading)?;
         let request = &request.certificate_request;
         let signed = authority.sign_agent(request, &cluster, &uid, now, AGENT_CERTIFICATE_LIFE);
         let certificates = match signed {
@@ -143,7 +146,7 @@ impl EnrollmentService {
         if let Some(issued) = issued {
             let key = issued.recorded_key();
             let status = |object: &EdgeCluster| Ok(enrollment_status(object, &issued, &key));
-            patch_status(client(), object, status).await?;
+            patch_status(client(), leader, object, status).await?;
         }
         Ok(AcceptedEnrollment {
             roots: authority.roots(),
@@ -185,7 +188,7 @@ impl EnrollmentService {
         }
         match current {
             Some(object) => Ok(object),
-            None => get_or_create(client(), cluster).await,
+            None => get_or_create(client(), &self.leader, cluster).await,
         }
     }
 
@@ -290,7 +293,11 @@ async fn get(client: Client, cluster: &str) -> Result<Option<EdgeCluster>, Enrol
         })
 }
 
-async fn get_or_create(client: Client, cluster: &str) -> Result<EdgeCluster, EnrollmentError> {
+async fn get_or_create(
+    client: Client,
+    leader: &Leader,
+    cluster: &str,
+) -> Result<EdgeCluster, EnrollmentError> {
     let api: Api<EdgeCluster> = Api::all(client);
     let failed = |source| EnrollmentError::EdgeCluster {
         cluster: cluster.to_owned(),
@@ -301,6 +308,9 @@ async fn get_or_create(client: Client, cluster: &str) -> Result<EdgeCluster, Enr
         if let Some(object) = api.get_opt(cluster).await.map_err(failed)? {
             return Ok(object);
         }
+        leader
+            .ensure_writing()
+            .map_err(EnrollmentError::NotLeading)?;
         let params = PostParams::default();
         match api.create(&params, &new).await {
             Err(KubeError::Api(status)) if status.code == 409 => {}
@@ -338,6 +348,7 @@ fn enrollment_status(
 /// Records the key that replaces the agent's current one.
 pub(crate) async fn record_renewal(
     client: Client,
+    leader: &Leader,
     current: &AgentCertificate,
     next: &AgentCertificate,
     now: Timestamp,
@@ -357,13 +368,14 @@ pub(crate) async fn record_renewal(
         )?;
         Ok(Some(json!({ "agentKeys": agent_keys::patch(&keys) })))
     };
-    let recorded = patch_status(client, object, status).await;
+    let recorded = patch_status(client, leader, object, status).await;
     recorded.map_err(|error| error.status())
 }
 
 /// Patches the status of this EdgeCluster. Never patches a recreated one with the same name.
 async fn patch_status(
     client: Client,
+    leader: &Leader,
     mut object: EdgeCluster,
     new_status: impl Fn(&EdgeCluster) -> Result<Option<Value>, EnrollmentError>,
 ) -> Result<(), EnrollmentError> {
@@ -374,6 +386,9 @@ async fn patch_status(
         let Some(status) = new_status(&object)? else {
             return Ok(());
         };
+        leader
+            .ensure_writing()
+            .map_err(EnrollmentError::NotLeading)?;
         let patch = Patch::Merge(json!({
             "metadata": { "resourceVersion": object.metadata.resource_version },
             "status": status,

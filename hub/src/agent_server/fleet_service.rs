@@ -99,9 +99,10 @@ impl FleetService {
         let trust_domain = self.authority.get().trust_domain().to_owned();
         let next = read_agent_certificate(&trust_domain, signed)
             .map_err(|error| Status::internal(error.to_string()))?;
-        let recording =
-            enrollment_service::record_renewal(home.clone(), certificate, &next, clock::wall());
-        let recording = self.sessions.leader.tracked(recording);
+        let leader = &self.sessions.leader;
+        let (home, now) = (home.clone(), clock::wall());
+        let recording = enrollment_service::record_renewal(home, leader, certificate, &next, now);
+        let recording = leader.tracked(recording);
         let result = tokio::time::timeout(RECORD_DEADLINE, recording).await;
         result.map_err(|_| {
             Status::unavailable("the home cluster does not respond; the agent retries")

@@ -13,7 +13,10 @@ use krypton_types::join_token::{Caller, LABEL, MEMBER_LABEL, NAME_PREFIX, Record
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use thiserror::Error;
+use tonic::Status;
 use zeroize::Zeroizing;
+
+use crate::leader::Leader;
 
 /// Time for which an expired token is kept, because a late user must get a helpful error.
 const RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
@@ -32,6 +35,8 @@ pub enum TokenError {
     List(#[from] ListError),
     #[error("Secret {namespace}/{name} changes constantly; find out which client writes it")]
     TooManyConflicts { namespace: String, name: String },
+    #[error("{}", .0.message())]
+    NotLeading(Status),
 }
 
 /// How a key uses a token.
@@ -163,6 +168,7 @@ pub async fn look_up(
 /// Marks a token as used by a key for an EdgeCluster. If two keys race, one succeeds and the other is rejected.
 pub async fn redeem(
     client: Client,
+    leader: &Leader,
     namespace: &str,
     presented: PresentedToken,
     caller: Caller<'_>,
@@ -181,6 +187,7 @@ pub async fn redeem(
         let Some((mut used, _)) = object else {
             return Ok(Err(TokenRefusal::Unknown));
         };
+        leader.ensure_writing().map_err(TokenError::NotLeading)?;
         caller.mark(&mut used, edge_cluster_uid, now);
         let name = used.metadata.name.clone().unwrap_or_default();
         // The object carries the resourceVersion of the read.

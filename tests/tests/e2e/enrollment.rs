@@ -153,7 +153,9 @@ async fn only_one_key_redeems_contested_token() -> TestResult {
                 key: &key,
                 cluster_uid: HERE,
             };
-            let redeemed = join_token::redeem(client, NAMESPACE, found, caller, "uid", now()).await;
+            let leader = Leader::always_leading();
+            let redeemed =
+                join_token::redeem(client, &leader, NAMESPACE, found, caller, "uid", now()).await;
             (key, redeemed.unwrap())
         }
     });
