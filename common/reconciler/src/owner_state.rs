@@ -15,6 +15,8 @@ pub(crate) struct OwnerState {
     pub is_removing: bool,
     /// The last action read the release.
     pub is_reading: bool,
+    /// The last action started during a pause.
+    pub is_paused: bool,
     /// UID of the object whose deletion was seen while the CRD was intact.
     pub confirmed_deletion: Option<String>,
     pub wake: Option<BootTime>,
@@ -30,7 +32,8 @@ pub(crate) struct OwnerState {
 }
 
 impl OwnerState {
-    /// Makes a failed read due, because only a read with the permit can set aside a release that cannot be decoded.
+    /// Makes a failed read due, because only a read with the permit, and without a pause, can set aside a release that
+    /// cannot be decoded.
     pub(crate) fn retry_read(&mut self, now: BootTime) {
         let refusal = self.memory.refusal.as_mut();
         if let Some(refusal) = refusal.filter(|refusal| refusal.is_read) {

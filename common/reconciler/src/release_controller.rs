@@ -169,6 +169,10 @@ impl Reconciler {
             || self.has_unrestored_in(&release_key.namespace);
         let is_last_owner = self.is_last(key, &owner, &desired);
         let state = self.owner_states.entry(key.clone()).or_default();
+        if state.is_paused && plan::pause_reason(&owner, &desired).is_none() {
+            state.is_paused = false;
+            state.retry_read(now);
+        }
         let chart = desired.chart_with(owner.values());
         let fingerprint = match &chart {
             Cow::Borrowed(_) => self.digests.chart(&desired),
@@ -295,6 +299,7 @@ impl Reconciler {
         span.record("action", job.plan.action.name());
         let attempt = Attempt::new(&job.owner, &job.desired, &job.fingerprint);
         let state = self.owner_states.entry(key.clone()).or_default();
+        state.is_paused = plan::pause_reason(&job.owner, &job.desired).is_some();
         if job.reservation.is_none() {
             if let Some(request) = request {
                 state.is_reading = matches!(job.plan.action, Action::ReadRelease(_));

@@ -47,7 +47,8 @@ pub(super) fn with_refusal(plan: Plan, view: &View<'_>) -> Plan {
         history: plan.history,
         revisions: plan.revisions,
         wake: Some(refusal.retry_at),
-        next: Some(next),
+        // During a pause, or without the permit, the retry changes nothing.
+        next: view.hold().is_none().then_some(next),
         is_reported: plan.is_reported,
         gone: false,
         settled: false,

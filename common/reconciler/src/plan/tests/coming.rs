@@ -41,6 +41,15 @@ fn paused_or_withheld_tenant_announces_no_attempt() {
     let mut withheld = world_deployed_then_upgrading_fails();
     withheld.permit = Permit::Withheld("somebody else".to_owned());
     assert_eq!(withheld.plan().next, None);
+    let unread = World {
+        is_read: false,
+        ..world().deployed()
+    };
+    let mut unread = refused_by_api_server(unread);
+    unread.memory.refusal.as_mut().unwrap().is_read = true;
+    assert!(unread.plan().next.is_some());
+    unread.desired.paused = true;
+    assert_eq!(unread.plan().next, None);
     for failure_reason in [reason::HELM_UNAVAILABLE, reason::SUSPENDED] {
         let mut w = world().deployed().failed(failure_reason, 30);
         w.desired.chart.version = "1.21.0".to_owned();
