@@ -393,6 +393,20 @@ impl Sources {
         self.0.iter()
     }
 
+    /// Returns whether a source is away: a provider covers it, and all that do have listed without it.
+    pub fn is_away(&self, origin: &Origin) -> bool {
+        let covering = self.0.iter();
+        let mut covering = covering
+            .filter(|running| running.provider.covers(origin))
+            .peekable();
+        covering.peek().is_some()
+            && covering.all(|running| {
+                let sources = running.listing.sources.as_ref();
+                sources.is_some_and(|sources| !sources.contains_key(origin))
+                    && running.listing.unread_file(origin).is_none()
+            })
+    }
+
     /// Returns the sources that departed since the last call, whichever provider listed them.
     pub fn take_departed(&self) -> BTreeSet<Origin> {
         let others_list = |index: usize, origin: &Origin| {

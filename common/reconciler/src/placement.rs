@@ -162,7 +162,7 @@ fn foreign_tenant_message(order: &PlacedTenant) -> String {
 }
 
 /// Returns the UID on the home cluster that the Tenant was placed for. `None` if it was not placed.
-fn home_uid(tenant: &Tenant) -> Option<&str> {
+pub(crate) fn home_uid(tenant: &Tenant) -> Option<&str> {
     let manager = tenant.labels().get(MANAGED_BY_LABEL)?;
     if manager != MANAGED_BY_HUB {
         return None;

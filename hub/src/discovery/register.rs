@@ -1,6 +1,7 @@
 //! Records in a ConfigMap on the home cluster which sources have been members. If a recorded source has no
 //! EdgeCluster, a user deleted the EdgeCluster and so dismissed the source. The source becomes a member
-//! again only after the running hub has seen it away. This needs no finalizer, which would outlive the hub.
+//! again only after the running hub has seen it away without its EdgeCluster. This needs no finalizer, which
+//! would outlive the hub.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,8 +55,8 @@ impl Register {
             .collect()
     }
 
-    /// Returns the next record: every source that is a member or requests a member's name. It drops an
-    /// entry if its source is away, is in `departed`, or was recreated.
+    /// Returns the next record: every source that is a member or requests a member's name. It drops any
+    /// other entry if its source is away, is in `departed`, or was recreated.
     #[must_use]
     pub fn next(
         &self,
@@ -89,6 +90,13 @@ impl Register {
             .filter(|((_, origin), _)| !departed.contains(origin))
             .map(|(entry, uid)| (entry.clone(), uid.clone()))
             .collect();
+        // Also of a source that is away: it may return before a user deletes its EdgeCluster, and both while no
+        // hub leads.
+        for (member, source) in bound {
+            if let Some(origin) = source.as_ref().and_then(Origin::from_source_ref) {
+                entries.insert((member.clone(), origin), String::new());
+            }
+        }
         for running in providers {
             let sources = running.listing.sources.as_deref().into_iter();
             for source in sources.flat_map(BTreeMap::values) {

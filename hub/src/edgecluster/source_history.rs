@@ -111,7 +111,8 @@ impl SourceHistory {
     }
 
     /// Records the source of an EdgeCluster that a user has deleted. A source that is listed by then returned too
-    /// early to request the member again, even if no decision has seen its return.
+    /// early to request the member again, even if no decision has seen its return. One that is away requests it when
+    /// it returns, even if no decision runs in between.
     pub(super) fn record_deleted(&mut self, name: &str, source: &SourceRef) {
         let Some(origin) = Origin::from_source_ref(source) else {
             return;
@@ -124,6 +125,8 @@ impl SourceHistory {
             self.departed.extend(sources.take_departed());
             self.departed.remove(&origin);
             self.record(name, origin);
+        } else if sources.is_away(&origin) {
+            self.departed.insert(origin);
         }
     }
 

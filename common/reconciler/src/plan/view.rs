@@ -13,6 +13,7 @@ use super::memory::{Attempt, Failure, Memory, Run};
 use super::policy::Policy;
 use crate::index::Workspace;
 use crate::owner::ReleaseOwner;
+use crate::placement::home_uid;
 
 /// Whether Krypton may write to the member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,11 +146,23 @@ impl<'a> View<'a> {
 /// Why the Tenant or the whole member is paused; `None` if neither is.
 pub(crate) fn pause_reason(owner: &ReleaseOwner, desired: &DesiredState) -> Option<&'static str> {
     let paused = owner.annotation(names::PAUSED_ANNOTATION);
-    if paused.is_some_and(|value| value != "false") {
+    if paused.is_some_and(|value| value != "false") || is_paused_at_home(owner, desired) {
         return Some(match owner {
             ReleaseOwner::Tenant(_) => "paused by annotation on the Tenant",
             ReleaseOwner::Deployment(_) => "paused by annotation on the KryptonDeployment",
         });
     }
     desired.paused.then_some("paused on the EdgeCluster")
+}
+
+/// Whether the Tenant was placed for a Tenant of the home cluster that is paused. The annotation follows only when the
+/// order has been carried out.
+fn is_paused_at_home(owner: &ReleaseOwner, desired: &DesiredState) -> bool {
+    let uid = owner.tenant().and_then(|tenant| home_uid(tenant));
+    uid.is_some_and(|uid| {
+        let mut paused = desired.placed.iter().filter(|order| order.paused);
+        paused.any(|order| {
+            order.is_for(uid) && order.name == owner.name() && order.namespace == owner.namespace()
+        })
+    })
 }

@@ -51,6 +51,20 @@ fn member_without_edge_cluster_is_dismissed_until_absent() {
 }
 
 #[test]
+fn source_that_returns_before_its_edge_cluster_is_deleted_stays_dismissed() {
+    let listed = running(Some(&[("krypton", "a", "a")]));
+    let away = running(Some(&[]));
+    let (present, deleted) = (bound(&["a"]), bound(&[]));
+    let register = next(&Register::default(), &listed, &present);
+    let register = next(&register, &away, &present);
+    // The source returns, and the EdgeCluster is deleted, while no hub runs.
+    let dismissed = next(&register, &listed, &deleted).dismissed(&deleted);
+    assert_eq!(dismissed, [("a".to_owned(), origin("krypton", "a"))].into());
+    // The EdgeCluster is deleted first.
+    assert!(next(&register, &away, &deleted).entries.is_empty());
+}
+
+#[test]
 fn rival_for_dismissed_name_is_dismissed_too() {
     let rivals = running(Some(&[("krypton", "a", "a"), ("elsewhere", "a", "a")]));
     let register = next(&Register::default(), &rivals, &bound(&["a"]));

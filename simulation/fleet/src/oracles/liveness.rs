@@ -111,6 +111,14 @@ impl View {
             && condition_text(tenant, "Ready").contains("together with an earlier CRD")
     }
 
+    /// Whether the Tenant or KryptonDeployment is paused, or the Tenant of home that a copy was placed for. Nobody but
+    /// people resumes the copy of an orphaned one.
+    fn is_held(&self, owner: &Value) -> bool {
+        let home_tenant = self.tenant(HOME, text(owner, "/metadata/name"));
+        let home_tenant = home_tenant.filter(|_| is_placed_copy(owner));
+        is_paused(owner) || home_tenant.is_some_and(|it| is_paused(it))
+    }
+
     /// The member whose release Helm changes. A hub's run for a KryptonDeployment does not name it.
     fn member_of_run<'a>(&'a self, run: &'a Run) -> Option<&'a str> {
         if let Some(cluster) = &run.cluster {
@@ -362,9 +370,10 @@ invariant! {
                 let is_locked = text(secret, "/type") == "helm.sh/release.v1"
                     && (status.starts_with("pending-") || status == "uninstalling");
                 // A release that people have orphaned, or whose owner a restore has removed, stays as it is. So does
-                // one whose uninstallation needs a decision of people.
+                // one whose uninstallation needs a decision of people, and that of a paused owner.
                 let owner = label(secret, OWNER_UID_LABEL).and_then(|uid| view.owner(uid));
-                let is_locked = is_locked && owner.is_some_and(|owner| !view.awaits_decision(member, owner));
+                let may_act = |owner| !view.is_held(owner) && !view.awaits_decision(member, owner);
+                let is_locked = is_locked && owner.is_some_and(may_act);
                 ensure(!is_locked, || format!("{} on {member} is {status}", key.name))?;
             }
         }
@@ -661,6 +670,20 @@ mod tests {
             history.put("people", "edge-1", other);
         });
         assert_eq!(violated.as_deref(), Some("no-release-stays-locked"));
+    }
+
+    #[test]
+    fn release_of_a_paused_tenant_may_stay_locked() {
+        for (paused, oracle) in [("true", None), ("false", Some("no-release-stays-locked"))] {
+            let violated = History::violated_after(|history| {
+                let pause = json!({"metadata": {"annotations": {PAUSED_ANNOTATION: paused}}});
+                let other = revision("other", 1, "pending-install");
+                history
+                    .patch("people", "edge-1", tenant(), &pause)
+                    .put("people", "edge-1", other);
+            });
+            assert_eq!(violated.as_deref(), oracle, "{paused}");
+        }
     }
 
     #[test]

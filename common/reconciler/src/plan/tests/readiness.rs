@@ -1,6 +1,7 @@
 //! Tests of the readiness of a release.
 
 use krypton_types::desired::handling::WaitPolicy;
+use krypton_types::placed_tenant::PlacedTenant;
 
 use super::*;
 
@@ -20,6 +21,30 @@ fn withheld_permit_or_pause_prevents_all_actions() {
     let plan = w.plan();
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.state.progress.unwrap().reason, reason::PAUSED);
+}
+
+#[test]
+fn pause_at_home_holds_placed_tenant_before_its_annotation() {
+    let mut w = world().deployed();
+    w.desired.chart.version = "2.0.0".to_owned();
+    let label = (
+        names::MANAGED_BY_LABEL.to_owned(),
+        names::MANAGED_BY_HUB.to_owned(),
+    );
+    w.tenant.metadata.labels = Some([label].into());
+    w.annotate(names::HOME_UID_ANNOTATION, "home-1");
+    w.desired.placed.push(PlacedTenant {
+        namespace: "team".to_owned(),
+        name: "acme".to_owned(),
+        uid: "home-1".to_owned(),
+        paused: true,
+        ..PlacedTenant::default()
+    });
+    let plan = w.plan();
+    assert_eq!(plan.action, Action::Nothing);
+    assert_eq!(plan.state.progress.unwrap().reason, reason::PAUSED);
+    w.desired.placed[0].uid = "home-2".to_owned();
+    assert_ne!(w.action(), Action::Nothing, "the order is for another");
 }
 
 /// The two ways in which an action is held back: another process has the Lease, or a pause.
