@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use krypton_helm::driver::{ReleaseTarget, Upgrade};
 use krypton_helm::releases::labels::{
     FINGERPRINT_LABEL, INSTALL_RUN, OWNER_NAMESPACE_LABEL, OWNER_UID_LABEL, RUN_LABEL, UPGRADE_RUN,
@@ -113,19 +114,43 @@ impl ActionRunner {
             .run_reporting_hooks(job, result, expected, running)
             .await;
         // The exit code is a hint. The release Secret decides.
-        let secret = self.revision_secret(&job.release, expected).await?;
-        if let Some(secret) = secret.filter(|secret| is_deployed_by(secret, &upgrade)) {
+        let finding = self.find_deployed(job, &upgrade, expected, result);
+        if let Some(deployed) = finding.await? {
             let digest = ended.ok().flatten();
             let record = stored.record;
             return self
-                .deployed(job, run, (secret, expected), (digest, record), result)
+                .deployed(job, run, deployed, (digest, record), result)
                 .await;
         }
-        self.relist(job, result).await?;
         let name = &job.release.name;
         let message =
             format!("Helm succeeded, but revision {expected} of release {name} is not deployed");
         Err(helm_failure(ended.err(), failure_reason(run), message))
+    }
+
+    /// Returns the revision that the run has deployed, and its number. If a user deletes the newest revision after
+    /// the last check, Helm uses its number again.
+    async fn find_deployed(
+        &self,
+        job: &Job,
+        upgrade: &Upgrade,
+        expected: u32,
+        result: &mut JobResult,
+    ) -> ActionResult<Option<(Secret, u32)>> {
+        let is_deployed = |secret: &Secret| is_deployed_by(&secret.metadata, upgrade);
+        let secret = self.revision_secret(&job.release, expected).await?;
+        if let Some(secret) = secret.filter(is_deployed) {
+            return Ok(Some((secret, expected)));
+        }
+        self.relist(job, result).await?;
+        let mut listed = result.listed().iter();
+        let written = listed.find(|meta| is_deployed_by(meta, upgrade));
+        let Some((_, written)) = written.and_then(Revision::from_metadata) else {
+            return Ok(None);
+        };
+        let secret = self.revision_secret(&job.release, written.revision).await?;
+        let secret = secret.filter(is_deployed);
+        Ok(secret.map(|secret| (secret, written.revision)))
     }
 
     fn upgrade_params(
@@ -219,9 +244,9 @@ impl ActionRunner {
     }
 }
 
-fn is_deployed_by(secret: &Secret, upgrade: &Upgrade) -> bool {
+fn is_deployed_by(meta: &ObjectMeta, upgrade: &Upgrade) -> bool {
     let run_id = upgrade.labels.get(RUN_LABEL);
-    Revision::from_metadata(&secret.metadata).is_some_and(|(_, revision)| {
+    Revision::from_metadata(meta).is_some_and(|(_, revision)| {
         revision.status == Status::Deployed && revision.run.as_ref() == run_id
     })
 }

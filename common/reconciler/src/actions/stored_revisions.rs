@@ -392,6 +392,19 @@ mod tests {
     }
 
     #[test]
+    fn digest_of_deleted_revision_does_not_apply_to_attempt() {
+        let first = releases::secret_name(RELEASE, 1);
+        let mut written = secret(&first, SECRET_TYPE, &payload("deployed", "a: 2"));
+        let mut record = ReleaseRecord::default();
+        record.digests.insert(1, "deleted".to_owned());
+        let changed = check_unchanged(&key(), &record, &written).unwrap_err();
+        assert!(changed.text().contains("has changed"), "{}", changed.text());
+        let labels = written.metadata.labels.get_or_insert_default();
+        labels.insert("status".to_owned(), "failed".to_owned());
+        assert!(!check_unchanged(&key(), &record, &written).unwrap());
+    }
+
+    #[test]
     fn changed_revision_is_never_rolled_back_to() {
         let first = releases::secret_name(RELEASE, 1);
         let written = secret(&first, SECRET_TYPE, &payload("superseded", "a: 1"));

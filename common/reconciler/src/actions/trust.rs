@@ -196,8 +196,20 @@ pub(super) fn verdict(
     let (_, revision) = Revision::from_metadata(&secret.metadata).ok_or(ActionError::Conflict)?;
     // The function that decodes the Secret handles a failure to decode it.
     let digest = releases::digest(secret).map_err(|_| ActionError::Conflict)?;
-    let verdict = record.compare(revision.revision, &digest);
+    let verdict = match record.compare(revision.revision, &digest) {
+        // An attempt is never recorded: the digest is that of a deleted revision with the same number.
+        RecordComparison::Tampered if is_attempt(revision.status) => RecordComparison::Unrecorded,
+        verdict => verdict,
+    };
     Ok((revision.revision, verdict))
+}
+
+fn is_attempt(status: Status) -> bool {
+    use Status::{Failed, PendingInstall, PendingRollback, PendingUpgrade};
+    matches!(
+        status,
+        Failed | PendingInstall | PendingUpgrade | PendingRollback
+    )
 }
 
 /// Returns whether the Secret has a record. Fails if the Secret is not as Krypton deployed it.
