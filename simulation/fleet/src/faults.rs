@@ -177,6 +177,8 @@ pub fn heal(simulation: &mut Simulation, plan: &Plan) {
         }
     }
     people::delete_forged(simulation, &settings.clusters());
+    // A restore may have brought back what people had removed.
+    people::remove_foreign(simulation, &settings.clusters());
     let clusters = settings.clusters();
     repair_repeatedly(simulation, move |simulation| {
         people::orphan_unreadable_tenants(simulation, &clusters);

@@ -14,7 +14,7 @@ use crate::plan::{
 };
 use crate::user_client::UserClient;
 pub(super) use members::{delete_member_without_source, rejoin_agent, temporary_source};
-pub(super) use tenants::{delete_forged, orphan_unreadable_tenants};
+pub(super) use tenants::{delete_forged, orphan_unreadable_tenants, remove_foreign};
 
 /// Starts the keys of labels, annotations and finalizers that people write.
 pub const FOREIGN_PREFIX: &str = "people.example/";

@@ -80,19 +80,23 @@ invariant! {
     DeletedDeploymentsGo, "deleted-deployments-go",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         for (key, deployment) in view.objects(HOME, GROUP, "kryptondeployments") {
-            let recorded = placements(deployment).map(|placement| text(placement, "/cluster"));
-            let mut members: Vec<&str> = recorded.collect();
-            if members.is_empty() {
-                members.push(text(deployment, "/spec/region/name"));
-            }
-            let may_wait = view.all_hubs_lost || !members.iter().all(|member| view.must_converge(member));
-            ensure(!is_terminating(deployment) || may_wait, || {
+            ensure(!is_terminating(deployment) || deletion_may_wait(view, deployment), || {
                 let ready = condition_text(deployment, "Ready");
                 format!("KryptonDeployment {} stays: {ready}", key.name)
             })?;
         }
         Ok(())
     }
+}
+
+/// Whether the deletion of a KryptonDeployment may wait for a member.
+pub(super) fn deletion_may_wait(view: &View, deployment: &Value) -> bool {
+    let recorded = placements(deployment).map(|placement| text(placement, "/cluster"));
+    let mut members: Vec<&str> = recorded.collect();
+    if members.is_empty() {
+        members.push(text(deployment, "/spec/region/name"));
+    }
+    view.all_hubs_lost || !members.iter().all(|member| view.must_converge(member))
 }
 
 /// Whether the hub may keep the release on this member because the new region has no working member. Once the hub has

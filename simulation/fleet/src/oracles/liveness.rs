@@ -4,6 +4,7 @@
 //! charts whose upgrade fails.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use krypton_crds::edge_cluster::EdgeCluster;
 use krypton_crds::krypton_deployment::KryptonDeployment;
@@ -11,12 +12,16 @@ use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_reconciler::backup::{RECORD_LABEL, record_name};
 use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
+use krypton_sim_apiserver::server::Key;
 use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
 use krypton_types::conditions::{TARGET_RESOLVED, reason};
-use krypton_types::names::{CA_SECRET, GROUP, HUB_LEASE, SELF_CLUSTER, tenant_release};
+use krypton_types::names::{
+    CA_SECRET, GROUP, HUB_LEASE, PLACED_FINALIZER, SELF_CLUSTER, tenant_release,
+};
 use kube::CustomResourceExt as _;
 use serde_json::Value;
 
+use super::content;
 use super::leases::MEMBER_LEASE;
 use super::view::{
     ReleaseOwner, is_krypton, is_paused, is_placed_copy, is_product, is_ready, krypton_key,
@@ -24,7 +29,8 @@ use super::view::{
 };
 use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, invariant};
 use crate::object::{
-    annotation, condition, condition_text, has_true_condition, is_terminating, label, text,
+    annotation, condition, condition_text, has_finalizer, has_true_condition, is_terminating,
+    label, text,
 };
 use crate::plan::{Chart, HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
@@ -111,6 +117,47 @@ impl View {
             && condition_text(tenant, "Ready").contains("together with an earlier CRD")
     }
 
+    /// Whether the deletion of a Tenant may wait: for its member, for the end of a pause, or for a decision of people.
+    fn deletion_may_wait(&self, cluster: &str, tenant: &Value) -> bool {
+        let member = reconciling_member(tenant, cluster);
+        // A restore may have undone that people have resumed it. A copy follows the pause at home.
+        let is_held_up = match is_placed_copy(tenant) {
+            true => {
+                let home_tenant = self.tenant(HOME, text(tenant, "/metadata/name"));
+                home_tenant.is_some_and(|it| is_paused(it))
+            }
+            false => is_paused(tenant),
+        };
+        !self.must_converge(member)
+            || self.awaits_decision(member, tenant)
+            || self.all_hubs_lost && cluster == HOME
+            || is_held_up
+    }
+
+    /// Whether a deleted CRD of home waits for an object that people had deleted before, which in turn may wait. If home
+    /// is a member, its reconciler saves and releases such Tenants.
+    fn crd_may_wait(&self, cluster: &str, crd: &str) -> bool {
+        let waits = |(key, object): (&Key, &Arc<Value>)| {
+            let name = key.name.as_str();
+            is_terminating(object)
+                && match key.resource.as_str() {
+                    "tenants" => {
+                        !self.settings.self_cluster
+                            && !self.wants_tenant(HOME, name)
+                            && has_finalizer(object, PLACED_FINALIZER)
+                            && self.deletion_may_wait(HOME, object)
+                    }
+                    "kryptondeployments" => {
+                        !self.wants_deployment(name) && content::deletion_may_wait(self, object)
+                    }
+                    _ => false,
+                }
+        };
+        let exists = self.get(cluster, &Key::of_crd(crd)).is_some();
+        let resource = crd.split('.').next().unwrap_or_default();
+        cluster == HOME && exists && self.objects(HOME, GROUP, resource).any(waits)
+    }
+
     /// Whether the Tenant or KryptonDeployment is paused, or the Tenant of home that a copy was placed for. Nobody but
     /// people resumes the copy of an orphaned one.
     fn is_held(&self, owner: &Value) -> bool {
@@ -182,14 +229,16 @@ invariant! {
 }
 
 invariant! {
-    /// The home cluster and each member have the CRD of Tenants, and home also those of the hub.
+    /// The home cluster and each member have the CRD of Tenants, and home also those of the hub. A deletion of one at home
+    /// waits for objects that people had deleted before.
     CrdsExist, "crds-exist",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         let members = view.converging_members().map(|(name, _)| Settings::cluster_for(name));
         let wanted = members.map(|cluster| (cluster, Tenant::crd_name()));
         let at_home = [Tenant::crd_name(), EdgeCluster::crd_name(), KryptonDeployment::crd_name()];
         for (cluster, crd) in wanted.chain(at_home.map(|crd| (HOME, crd))) {
-            ensure(view.has_crd(cluster, crd), || format!("{cluster} has no CRD {crd}"))?;
+            let has_crd = view.has_crd(cluster, crd) || view.crd_may_wait(cluster, crd);
+            ensure(has_crd, || format!("{cluster} has no CRD {crd}"))?;
         }
         Ok(())
     }
@@ -282,16 +331,7 @@ invariant! {
     fn check_converged(&mut self, view: &View) -> CheckResult {
         for cluster in view.settings.clusters() {
             for (key, tenant) in view.objects(&cluster, GROUP, "tenants") {
-                let member = reconciling_member(tenant, &cluster);
-                // Without its member, a deletion waits.
-                let may_wait = view.awaits_decision(member, tenant) || view.all_hubs_lost && cluster == HOME;
-                // A restore may have undone that people have resumed it. A copy follows the pause at home.
-                let paused = match is_placed_copy(tenant) {
-                    true => view.tenant(HOME, &key.name),
-                    false => Some(tenant),
-                };
-                let may_wait = may_wait || paused.is_some_and(|it| is_paused(it));
-                let is_stuck = is_terminating(tenant) && view.must_converge(member) && !may_wait;
+                let is_stuck = is_terminating(tenant) && !view.deletion_may_wait(&cluster, tenant);
                 ensure(!is_stuck, || {
                     let ready = condition_text(tenant, "Ready");
                     format!("Tenant {} stays on {cluster}: {ready}", key.name)
@@ -443,8 +483,8 @@ mod tests {
     use serde_json::json;
 
     use super::super::story::{
-        AGENT, History, RELEASE, condition_patch, deletion_patch, edge_cluster, revision, tenant,
-        tenant_crd,
+        AGENT, History, RELEASE, condition_patch, crd, deletion_patch, deployment, edge_cluster,
+        revision, tenant, tenant_crd,
     };
     use super::*;
     use crate::faults::RESTORE_WRITER;
@@ -741,6 +781,30 @@ mod tests {
             history.delete("people", "home", &tenant_crd());
         });
         assert_eq!(violated.as_deref(), Some("crds-exist"));
+    }
+
+    #[test]
+    fn deleted_crd_may_wait_only_for_a_deletion_by_people() {
+        let cases = [
+            ("people", None),
+            ("kube-controller-manager", Some("crds-exist")),
+        ];
+        for (actor, oracle) in cases {
+            let violated = History::violated_after(|history| {
+                let pause = json!({"spec": {"paused": true}});
+                history
+                    .patch("people", "home", edge_cluster("edge-1"), &pause)
+                    .put("people", "home", deployment("edge-1"))
+                    .patch(actor, "home", deployment("edge-1"), &deletion_patch())
+                    .patch(
+                        "people",
+                        "home",
+                        crd("kryptondeployments"),
+                        &deletion_patch(),
+                    );
+            });
+            assert_eq!(violated.as_deref(), oracle, "{actor}");
+        }
     }
 
     #[test]

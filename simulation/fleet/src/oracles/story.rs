@@ -57,6 +57,9 @@ impl History {
     /// A fleet that has converged, before its idle time.
     pub(super) fn converged() -> Self {
         let mut history = Self::with_tenant();
+        for resource in ["edgeclusters", "kryptondeployments"] {
+            history.put("people", "home", crd(resource));
+        }
         let version = json!({"status": {
             "desired": {"epoch": 1, "generation": 4},
             "applied": {"epoch": 1, "generation": 4},
@@ -290,10 +293,14 @@ fn object_key(object: &Value) -> Key {
 }
 
 pub(super) fn tenant_crd() -> Value {
+    crd("tenants")
+}
+
+pub(super) fn crd(resource: &str) -> Value {
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("tenants.{GROUP}")},
+        "metadata": {"name": format!("{resource}.{GROUP}")},
     })
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{FOREIGN_PREFIX, KRYPTON_API, text};
 use crate::conductor::Simulation;
+use crate::object::has_finalizer;
 use crate::plan::{Settings, TENANT_NAMESPACE, TenantAction};
 use crate::user_client::UserClient;
 
@@ -196,6 +197,19 @@ pub(in crate::faults) fn orphan_unreadable_tenants(
             let mut client = UserClient::new(simulation, cluster);
             let path = format!("{KRYPTON_API}/namespaces/{TENANT_NAMESPACE}/tenants/{name}");
             client.annotate(&path, names::ORPHAN_ANNOTATION, "true");
+        }
+    }
+}
+
+/// Removes the finalizers of people from all Tenants.
+pub(in crate::faults) fn remove_foreign(simulation: &mut Simulation, clusters: &[String]) {
+    for cluster in clusters {
+        for tenant in simulation.objects(cluster, names::GROUP, "tenants") {
+            if has_finalizer(&tenant, &format!("{FOREIGN_PREFIX}hold")) {
+                let name = text(&tenant, "/metadata/name").unwrap_or_default();
+                let path = format!("{KRYPTON_API}/namespaces/{TENANT_NAMESPACE}/tenants/{name}");
+                set_foreign(&mut UserClient::new(simulation, cluster), &path, false);
+            }
         }
     }
 }
