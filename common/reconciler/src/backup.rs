@@ -218,6 +218,10 @@ async fn back_up_tenant(
     let remaining: Vec<&String> = remaining
         .filter(|name| !own_finalizers.contains(&name.as_str()))
         .collect();
+    // It waits for other finalizers only.
+    if remaining.len() == tenant.finalizers().len() {
+        return Ok(false);
+    }
     let api: Api<Tenant> = Api::namespaced(client.clone(), &tenant.namespace().unwrap_or_default());
     let patch = serde_json::json!({
         "metadata": { "finalizers": remaining, "resourceVersion": tenant.resource_version() }
