@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn digest_of_deleted_revision_does_not_apply_to_attempt() {
+    fn digest_of_deleted_revision_spares_attempt() {
         let first = releases::secret_name(RELEASE, 1);
         let mut written = secret(&first, SECRET_TYPE, &payload("deployed", "a: 2"));
         let mut record = ReleaseRecord::default();

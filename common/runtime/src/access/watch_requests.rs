@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{Request, Response, Uri};
 use hyper::body::{Body, Frame, SizeHint};
@@ -23,7 +22,7 @@ use parking_lot::Mutex;
 use thiserror::Error;
 use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
-use tokio::time::{Instant, Timeout, sleep_until, timeout_at};
+use tokio::time::{Instant, Timeout, timeout_at};
 use tower::{BoxError, Layer, Service};
 
 use crate::clock::BootTime;
@@ -95,8 +94,8 @@ where
             let (mut regular_end, mut other_end) = (None, None);
             let response = if let Some((start, notified)) = start {
                 let mut notified = Box::pin(notified);
-                sleep_until(start).await;
-                if notified.as_mut().now_or_never().is_some() {
+                // At once, not at its turn: until it fails, the caller decides on its list.
+                if timeout_at(start, notified.as_mut()).await.is_ok() {
                     return Err(WatchEndedEarly.into());
                 }
                 let (started, booted) = (Instant::now(), BootTime::now());
@@ -296,8 +295,10 @@ mod tests {
         let waiting = service.call(watch());
         let body = axum::body::Body::new(first.into_body());
         assert!(axum::body::to_bytes(body, 100).await.is_err());
+        let ended = Instant::now();
         let result = waiting.await;
         assert!(result.is_err_and(|error| error.is::<WatchEndedEarly>()));
+        assert_eq!(ended.elapsed(), Duration::ZERO);
         assert!(service.call(watch()).await.is_ok());
     }
 

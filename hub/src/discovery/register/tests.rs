@@ -51,7 +51,7 @@ fn member_without_edge_cluster_is_dismissed_until_absent() {
 }
 
 #[test]
-fn source_that_returns_before_its_edge_cluster_is_deleted_stays_dismissed() {
+fn source_back_before_edge_cluster_deletion_stays_dismissed() {
     let listed = running(Some(&[("krypton", "a", "a")]));
     let away = running(Some(&[]));
     let (present, deleted) = (bound(&["a"]), bound(&[]));

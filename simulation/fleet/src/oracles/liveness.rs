@@ -784,7 +784,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_crd_may_wait_only_for_a_deletion_by_people() {
+    fn deleted_crd_may_wait_for_deletions_by_people() {
         let cases = [
             ("people", None),
             ("kube-controller-manager", Some("crds-exist")),

@@ -24,7 +24,7 @@ fn withheld_permit_or_pause_prevents_all_actions() {
 }
 
 #[test]
-fn pause_at_home_holds_placed_tenant_before_its_annotation() {
+fn pause_at_home_holds_copy_before_its_annotation() {
     let mut w = world().deployed();
     w.desired.chart.version = "2.0.0".to_owned();
     let label = (
