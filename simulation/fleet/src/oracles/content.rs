@@ -33,7 +33,9 @@ invariant! {
 /// Whether the member in the region of the KryptonDeployment must install the release.
 fn must_become_ready(view: &View, deployment: &Value) -> bool {
     let region = text(deployment, "/spec/region/name");
-    view.must_converge(region) && references_its_secret(view, deployment)
+    view.must_converge(region)
+        && references_its_secret(view, deployment)
+        && !view.awaits_undone_uninstallation(region, deployment)
 }
 
 /// Whether the KryptonDeployment names the Secret of a member without an agent. People cannot name it while it is

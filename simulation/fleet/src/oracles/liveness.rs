@@ -16,7 +16,7 @@ use krypton_sim_apiserver::server::Key;
 use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
 use krypton_types::conditions::{TARGET_RESOLVED, reason};
 use krypton_types::names::{
-    CA_SECRET, GROUP, HUB_LEASE, PLACED_FINALIZER, SELF_CLUSTER, tenant_release,
+    CA_SECRET, GROUP, HUB_LEASE, PLACED_FINALIZER, SELF_CLUSTER, deployment_release, tenant_release,
 };
 use kube::CustomResourceExt as _;
 use serde_json::Value;
@@ -108,6 +108,21 @@ impl View {
     fn awaits_uninstallation(&self, member: &str, tenant: &Value) -> bool {
         let is_restored = annotation(tenant, PREVIOUS_UID_ANNOTATION).is_some();
         is_restored && newest_status(self, member, tenant).as_deref() == Some("uninstalling")
+    }
+
+    /// Whether Krypton died while it uninstalled the release of the KryptonDeployment in its region, and a restore then
+    /// undid the deletion. Such a lock lasts for 10 minutes, too.
+    pub(super) fn awaits_undone_uninstallation(&self, member: &str, deployment: &Value) -> bool {
+        let name = text(deployment, "/metadata/name");
+        let cluster = Settings::cluster_for(member);
+        let revisions = self.revisions(cluster, name, &deployment_release(name));
+        let newest = revisions.last();
+        let is_uninstalling = newest
+            .is_some_and(|(_, newest)| text(newest, "/metadata/labels/status") == "uninstalling");
+        self.ever_restored()
+            && !is_terminating(deployment)
+            && text(deployment, "/spec/region/name") == member
+            && is_uninstalling
     }
 
     /// Whether a deletion needs a decision of people, because a wrong clock dated it before the CRD.
@@ -410,9 +425,13 @@ invariant! {
                 let is_locked = text(secret, "/type") == "helm.sh/release.v1"
                     && (status.starts_with("pending-") || status == "uninstalling");
                 // A release that people have orphaned, or whose owner a restore has removed, stays as it is. So does
-                // one whose uninstallation needs a decision of people, and that of a paused owner.
+                // one whose uninstallation needs a decision of people or was undone, and that of a paused owner.
                 let owner = label(secret, OWNER_UID_LABEL).and_then(|uid| view.owner(uid));
-                let may_act = |owner| !view.is_held(owner) && !view.awaits_decision(member, owner);
+                let may_act = |owner| {
+                    !view.is_held(owner)
+                        && !view.awaits_decision(member, owner)
+                        && !view.awaits_undone_uninstallation(member, owner)
+                };
                 let is_locked = is_locked && owner.is_some_and(may_act);
                 ensure(!is_locked, || format!("{} on {member} is {status}", key.name))?;
             }
@@ -700,6 +719,26 @@ mod tests {
                 }
             });
             assert_eq!(violated.as_deref(), expected, "{is_restored} {status}");
+        }
+    }
+
+    #[test]
+    fn restored_deployment_may_await_dead_uninstallation() {
+        let missed = Some("deployments-get-ready");
+        for (writer, status, expected) in [
+            (RESTORE_WRITER, "uninstalling", None),
+            ("people", "uninstalling", missed),
+            (RESTORE_WRITER, "pending-upgrade", missed),
+        ] {
+            let violated = History::violated_after(|history| {
+                let mut locked = revision("ced-d0", 1, status);
+                locked["metadata"]["namespace"] = json!("d0");
+                locked["metadata"]["labels"][OWNER_UID_LABEL] = json!("uid-d0");
+                history
+                    .put(writer, "home", deployment("edge-1"))
+                    .put("people", "edge-1", locked);
+            });
+            assert_eq!(violated.as_deref(), expected, "{writer} {status}");
         }
     }
 

@@ -71,7 +71,7 @@ fn matches_home(copy: &Value, tenant: &Value) -> bool {
 
 invariant! {
     /// Krypton neither creates nor deletes the copy of a Tenant that is paused at home. It neither creates nor changes the
-    /// copy on a member that does not allow home's namespace.
+    /// copy on a member that does not allow home's namespace. It restores an existing copy with its CRD.
     HeldCopiesStay {
         /// Since when each member does not allow the namespace.
         disallowed_since: BTreeMap<String, Millis>,
@@ -98,7 +98,9 @@ invariant! {
         {
             return Ok(());
         }
-        let is_created = before.is_none();
+        let is_restored =
+            after.is_some_and(|after| annotation(after, PREVIOUS_UID_ANNOTATION).is_some());
+        let is_created = before.is_none() && !is_restored;
         let is_edited = before
             .zip(after)
             .is_some_and(|(before, after)| before.get("spec") != after.get("spec"));
@@ -325,6 +327,17 @@ mod tests {
                 .renew_leases()
                 .patch("people", "home", on_home(json!({})), &deletion_patch())
                 .patch(AGENT, "edge-1", copy("uid-t0"), &deletion_patch())
+                .assert_outcome(oracle);
+        }
+        for (mark, oracle) in [(PREVIOUS_UID_ANNOTATION, None), ("other", Some(violated))] {
+            let mut home = on_home(json!({}));
+            home["metadata"]["annotations"][PAUSED_ANNOTATION] = json!("true");
+            let mut created = copy("uid-t0");
+            created["metadata"]["annotations"][mark] = json!("uid-old");
+            history(TENANT_NAMESPACE, home)
+                .wait(31_000)
+                .renew_leases()
+                .put(AGENT, "edge-1", created)
                 .assert_outcome(oracle);
         }
     }
