@@ -70,8 +70,8 @@ impl SourceHistory {
         }
     }
 
-    /// Returns whether earlier members are known, also those that another hub has recorded. A dismissed one does not
-    /// become a member again.
+    /// Returns whether earlier members are known, including those of other hubs. A dismissed one does not become a
+    /// member again.
     pub(super) fn is_read(&self) -> bool {
         self.register.is_some() && !self.must_read
     }
@@ -110,9 +110,9 @@ impl SourceHistory {
         }
     }
 
-    /// Records the source of an EdgeCluster that a user has deleted. A source that is listed by then returned too
-    /// early to request the member again, even if no decision has seen its return. One that is away requests it when
-    /// it returns, even if no decision runs in between.
+    /// Records the source of an EdgeCluster that a user has deleted. A source that is listed now has not requested the
+    /// member again, even if it returned after the last decision. One that is away requests it by its return, even
+    /// before the next decision.
     pub(super) fn record_deleted(&mut self, name: &str, source: &SourceRef) {
         let Some(origin) = Origin::from_source_ref(source) else {
             return;

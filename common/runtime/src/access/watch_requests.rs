@@ -94,7 +94,7 @@ where
             let (mut regular_end, mut other_end) = (None, None);
             let response = if let Some((start, notified)) = start {
                 let mut notified = Box::pin(notified);
-                // At once, not at its turn: until it fails, the caller decides on its list.
+                // Immediately, not at its turn: until it fails, the caller decides on its list.
                 if timeout_at(start, notified.as_mut()).await.is_ok() {
                     return Err(WatchEndedEarly.into());
                 }

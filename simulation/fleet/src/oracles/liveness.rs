@@ -173,8 +173,8 @@ impl View {
         cluster == HOME && exists && self.objects(HOME, GROUP, resource).any(waits)
     }
 
-    /// Whether the Tenant or KryptonDeployment is paused, or the Tenant of home that a copy was placed for. Nobody but
-    /// people resumes the copy of an orphaned one.
+    /// Whether the Tenant or KryptonDeployment is paused, or the Tenant of home that a copy was placed for. Only people
+    /// resume the copy of an orphaned one.
     fn is_held(&self, owner: &Value) -> bool {
         let home_tenant = self.tenant(HOME, text(owner, "/metadata/name"));
         let home_tenant = home_tenant.filter(|_| is_placed_copy(owner));
@@ -244,8 +244,8 @@ invariant! {
 }
 
 invariant! {
-    /// The home cluster and each member have the CRD of Tenants, and home also those of the hub. A deletion of one at home
-    /// waits for objects that people had deleted before.
+    /// The home cluster and each member have the CRD of Tenants, and home all others too. The deletion of one at home waits
+    /// for objects that people had deleted before.
     CrdsExist, "crds-exist",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         let members = view.converging_members().map(|(name, _)| Settings::cluster_for(name));
