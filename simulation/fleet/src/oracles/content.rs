@@ -10,10 +10,10 @@ use crate::object::{annotation, condition_text, is_terminating, text};
 use crate::plan::{Access, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE, VALUES_CONFIG_MAP};
 
 invariant! {
-    /// Each KryptonDeployment is ready at its generation.
+    /// Each KryptonDeployment is ready at its generation. Its drift is always corrected, so no workload stays away.
     DeploymentsGetReady, "deployments-get-ready",
     fn check_converged(&mut self, view: &View) -> CheckResult {
-        if view.upgrades_fail() || view.any_workload_missing() {
+        if view.upgrades_fail() {
             return Ok(());
         }
         for (key, deployment) in view.objects(HOME, GROUP, "kryptondeployments") {
@@ -185,6 +185,27 @@ mod tests {
                     .put("people", "home", deployment("edge-1"))
                     .patch("hub-0", "home", deployment("edge-1"), &ready_patch(1))
                     .patch("people", "home", deployment("edge-1"), &newer);
+            });
+            assert_eq!(violated.as_deref(), oracle);
+        }
+    }
+
+    #[test]
+    fn missing_workload_of_tenant_excuses_no_deployment() {
+        let workload = json!({
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "app", "namespace": "t0"},
+        });
+        for (is_ready, oracle) in [(true, None), (false, Some("deployments-get-ready"))] {
+            let violated = History::violated_after(|history| {
+                history
+                    .put("controller", "edge-1", workload.clone())
+                    .delete("people", "edge-1", &workload)
+                    .put("people", "home", deployment("edge-1"));
+                if is_ready {
+                    history.patch("hub-0", "home", deployment("edge-1"), &ready_patch(1));
+                }
             });
             assert_eq!(violated.as_deref(), oracle);
         }
