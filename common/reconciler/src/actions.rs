@@ -21,6 +21,7 @@ mod workspace;
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -83,6 +84,8 @@ pub(super) struct Job {
     pub workspace_exists: bool,
     /// State of the Tenant CRD on the cluster.
     pub tenant_crd: CrdState,
+    /// `ActionRunner::crd_losses` at the time of the plan.
+    pub crd_losses: u64,
     /// Whether no other Tenant or KryptonDeployment stays on this member.
     pub is_last_owner: bool,
     pub desired: Arc<DesiredState>,
@@ -178,6 +181,8 @@ pub(super) struct ActionRunner {
     pub events: EventRecorder,
     pub report_store: Arc<ReportStore>,
     pub lease_state: watch::Receiver<LeaseState>,
+    /// How often the Tenant CRD was found deleted. Its Tenants lose their finalizers, so their jobs start no Helm.
+    pub crd_losses: Arc<AtomicU64>,
     pub stop: StopSignal,
 }
 
@@ -306,8 +311,10 @@ impl ActionRunner {
     }
 
     /// Checks again right before Helm starts, because the preparation may have taken long.
-    fn check_start(&self) -> ActionResult {
-        if self.desired.get().paused {
+    fn check_start(&self, job: &Job) -> ActionResult {
+        let has_lost_crd = job.owner.tenant().is_some()
+            && job.crd_losses != self.crd_losses.load(Ordering::Relaxed);
+        if has_lost_crd || self.desired.get().paused {
             return Err(ActionError::Conflict);
         }
         self.check_permit()

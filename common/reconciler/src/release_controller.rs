@@ -5,6 +5,7 @@ mod outcome;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use jiff::Timestamp;
 use krypton_crds::tenant::TenantStatus;
@@ -265,6 +266,7 @@ impl Reconciler {
             handled_request,
             workspace_exists,
             tenant_crd: self.index.crd().unwrap_or(CrdState::Missing),
+            crd_losses: self.runner.crd_losses.load(Ordering::Relaxed),
             is_last_owner,
             desired: Arc::clone(&desired),
             fingerprint,

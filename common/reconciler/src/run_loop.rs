@@ -101,6 +101,7 @@ pub async fn run_with_dumps(
             events,
             report_store,
             lease_state,
+            crd_losses: Arc::default(),
             stop: stop_signal,
         });
         let mut reconciler = Reconciler::new(runner, lease_goal);

@@ -200,6 +200,7 @@ mod tests {
             events,
             report_store: Arc::default(),
             lease_state: watch::channel(LeaseState::default()).1,
+            crd_losses: Arc::default(),
             stop: StopHandle::new().1,
         })
     }
@@ -235,6 +236,7 @@ mod tests {
             lists: 0,
             workspace_exists: true,
             tenant_crd: CrdState::Present,
+            crd_losses: 0,
             is_last_owner: false,
             desired: Arc::new(DesiredState::default()),
             fingerprint: Arc::from("fingerprint"),

@@ -106,7 +106,7 @@ impl ActionRunner {
         self.delete_record(job).await?;
         self.forget_later_digests(job, &mut stored.record).await?;
         self.recheck(job, &stored).await?;
-        self.check_start()?;
+        self.check_start(job)?;
         tracing::info!(member = %self.member.name, chart = %chart.applied_name(), ?run, "running helm");
         let expected = job.newest.as_ref().map_or(0, |newest| newest.revision) + 1;
         let running = Box::pin(self.tools.helm.upgrade(slot, &upgrade, &self.stop));

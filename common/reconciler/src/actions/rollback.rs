@@ -52,7 +52,7 @@ impl ActionRunner {
         self.forget_later_digests(job, &mut stored.record).await?;
         self.wait_randomly().await;
         self.recheck(job, &stored).await?;
-        self.check_start()?;
+        self.check_start(job)?;
         let chart = job.chart();
         let policy = &self.member.policy;
         let rollback = Rollback {

@@ -1,6 +1,7 @@
 //! Applies the events of the watches to the index, and makes the owners due that they affect.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use krypton_crds::tenant::{Tenant, TenantSpec};
 use krypton_runtime::clock::BootTime;
@@ -59,6 +60,8 @@ impl Reconciler {
                     self.crd_checked = false;
                     if previous.is_some() && current != Some(CrdState::Present) {
                         self.crd_was_missing = true;
+                        // Before the next round removes finalizers.
+                        self.runner.crd_losses.fetch_add(1, Ordering::Relaxed);
                         self.recheck_crd();
                     }
                     // The watch on Tenants restarts with the CRD, without its back-off.
