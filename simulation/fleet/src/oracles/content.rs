@@ -93,12 +93,11 @@ invariant! {
 
 /// Whether the deletion of a KryptonDeployment may wait for a member.
 pub(super) fn deletion_may_wait(view: &View, deployment: &Value) -> bool {
-    let recorded = placements(deployment).map(|placement| text(placement, "/cluster"));
-    let mut members: Vec<&str> = recorded.collect();
-    if members.is_empty() {
-        members.push(text(deployment, "/spec/region/name"));
-    }
-    view.all_hubs_lost || !members.iter().all(|member| view.must_converge(member))
+    let mut recorded = placements(deployment).map(|placement| text(placement, "/cluster"));
+    let is_unrecorded = placements(deployment).next().is_none();
+    view.all_hubs_lost
+        || recorded.any(|member| !view.must_converge(member))
+        || is_unrecorded && !must_become_ready(view, deployment)
 }
 
 /// Whether the hub may keep the release on this member because the new region has no working member. Once the hub has
