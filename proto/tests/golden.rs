@@ -283,7 +283,10 @@ fn desired_state() -> DesiredState {
         adopt: !remove,
         paused: remove,
         requested: remove.then(|| "2027-01-15".to_owned()),
-        former_uid: (!remove).then(|| "uid-before".to_owned()),
+        former_uids: (!remove)
+            .then(|| "uid-before".to_owned())
+            .into_iter()
+            .collect(),
     };
     DesiredState {
         version: DomainVersion {

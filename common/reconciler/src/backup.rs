@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use crate::plan::PREVIOUS_UID_ANNOTATION;
+use crate::plan::{PREVIOUS_UID_ANNOTATION, previous_uids};
 
 /// Label on the Secrets that record one Tenant each.
 pub const RECORD_LABEL: &str = "mesh.openkcm.io/tenant-backup";
@@ -115,7 +115,10 @@ impl TenantBackup {
     fn into_tenant(self) -> Tenant {
         let mut tenant = Tenant::new(&self.name, self.spec);
         let mut annotations = self.annotations;
-        annotations.insert(PREVIOUS_UID_ANNOTATION.to_owned(), self.uid);
+        let earlier = annotations.remove(PREVIOUS_UID_ANNOTATION);
+        let mut uids = vec![&*self.uid];
+        uids.extend(previous_uids(earlier.as_deref()));
+        annotations.insert(PREVIOUS_UID_ANNOTATION.to_owned(), uids.join(","));
         tenant.metadata.namespace = Some(self.namespace);
         tenant.metadata.labels = Some(self.labels);
         tenant.metadata.annotations = Some(annotations);
@@ -399,7 +402,9 @@ async fn restore(
         return Ok(None);
     };
     // An earlier, incomplete attempt created the Tenant if the UID matches. Otherwise it is another Tenant.
-    if existing.annotations().get(PREVIOUS_UID_ANNOTATION) != Some(&uid) {
+    let annotation = existing.annotations().get(PREVIOUS_UID_ANNOTATION);
+    let newest = previous_uids(annotation.map(String::as_str)).next();
+    if newest != Some(&*uid) {
         return Ok(Some(RestoreResult::Replaced(
             existing,
             tenant.workspace().to_owned(),

@@ -331,7 +331,7 @@ mod tests {
             annotations.insert("mine".to_owned(), "stays".to_owned());
         });
         let adoption = || order_with(|order| order.adopt = true);
-        let restored = || order_with(|order| order.former_uid = Some("home-0".to_owned()));
+        let restored = || order_with(|order| order.former_uids = vec!["home-0".to_owned()]);
         let removal_paused = || order_with(|order| (order.remove, order.paused) = (true, true));
         let table: &[(PlacedTenant, &Option<Tenant>, &str)] = &[
             (order(), &None, "create"),
@@ -448,7 +448,7 @@ mod tests {
         assert!(is_removal_confirmed(&removal(), Some(&foreign)));
         assert!(!is_removal_confirmed(&removal(), Some(&ours)));
         let restored = PlacedTenant {
-            former_uid: Some("home-0".to_owned()),
+            former_uids: vec!["home-0".to_owned()],
             ..removal()
         };
         assert!(!is_removal_confirmed(&restored, Some(&foreign)));

@@ -17,10 +17,10 @@ pub struct PlacedTenant {
     pub name: String,
     /// UID of the Tenant on the home cluster.
     pub uid: String,
-    /// UID that the Tenant had before its CRD on the home cluster was deleted and the Tenant was restored. A Tenant
-    /// placed for this UID belongs to the order too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub former_uid: Option<String>,
+    /// UIDs that the Tenant had before its CRD on the home cluster was deleted and the Tenant was restored. A Tenant
+    /// placed for one of them belongs to the order too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former_uids: Vec<String>,
     /// `metadata.generation` on the home cluster.
     pub generation: i64,
     #[serde(default, skip_serializing_if = "krypton_crds::is_default")]
@@ -54,7 +54,7 @@ pub struct PlacedSpec {
 impl PlacedTenant {
     /// Returns whether a Tenant that was placed for the home cluster's object `uid` belongs to this order.
     pub fn is_for(&self, uid: &str) -> bool {
-        self.uid == uid || self.former_uid.as_deref() == Some(uid)
+        self.uid == uid || self.former_uids.iter().any(|former| former == uid)
     }
 
     /// Namespace and name, which are the same on the member and on the home cluster.

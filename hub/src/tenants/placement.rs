@@ -3,7 +3,7 @@
 
 use jiff::Timestamp;
 use krypton_crds::tenant::{Tenant, TenantPlacement, TenantStatus};
-use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
+use krypton_reconciler::plan::{PREVIOUS_UID_ANNOTATION, previous_uids};
 use krypton_types::conditions::{self, Outlook, State, Truth, reason};
 use krypton_types::names::{
     ADOPT_ANNOTATION, ORPHAN_ANNOTATION, PAUSED_ANNOTATION, RECONCILE_REQUESTED_ANNOTATION,
@@ -104,11 +104,12 @@ pub(super) fn order(
         values: tenant.spec.values.clone(),
         service_account_name: tenant.spec.service_account_name.clone(),
     };
+    let former_uids = previous_uids(annotation(PREVIOUS_UID_ANNOTATION));
     let order = PlacedTenant {
         namespace: tenant.namespace().unwrap_or_default(),
         name: tenant.name_any(),
         uid: tenant.uid().unwrap_or_default(),
-        former_uid: annotation(PREVIOUS_UID_ANNOTATION).map(str::to_owned),
+        former_uids: former_uids.map(str::to_owned).collect(),
         generation: tenant.metadata.generation.unwrap_or_default(),
         spec: if remove { PlacedSpec::default() } else { spec },
         remove,

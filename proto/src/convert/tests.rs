@@ -87,7 +87,7 @@ fn desired() -> DesiredState {
             adopt: true,
             paused: true,
             requested: Some("now".to_owned()),
-            former_uid: Some("uid-0".to_owned()),
+            former_uids: vec!["uid-0".to_owned()],
         }],
     }
 }

@@ -80,6 +80,21 @@ fn restored_tenant_keeps_spec_and_previous_uid() {
 }
 
 #[test]
+fn tenant_restored_again_keeps_all_previous_uids() {
+    let mut restored = tenant(None);
+    let earlier = (
+        PREVIOUS_UID_ANNOTATION.to_owned(),
+        "older,oldest".to_owned(),
+    );
+    restored.annotations_mut().extend([earlier]);
+    let again = TenantBackup::new(&restored, UserDeletion::No).into_tenant();
+    assert_eq!(
+        again.annotations()[PREVIOUS_UID_ANNOTATION],
+        "old,older,oldest"
+    );
+}
+
+#[test]
 fn placed_tenant_is_restored_as_placed() {
     let mut placed = tenant(Some(100));
     placed.metadata.finalizers = Some(vec![names::PLACED_FINALIZER.to_owned()]);

@@ -8,8 +8,17 @@ use super::view::View;
 use crate::index::Workspace;
 use crate::owner::ReleaseOwner;
 
-/// Annotation on a Tenant that Krypton recreated after the deletion of its CRD: the Tenant's previous UID.
+/// Annotation on a Tenant that Krypton recreated after the deletion of its CRD: its previous UIDs, newest first,
+/// separated by commas.
 pub const PREVIOUS_UID_ANNOTATION: &str = "mesh.openkcm.io/previous-uid";
+/// Maximum number of previous UIDs that count.
+const MAX_PREVIOUS_UIDS: usize = 16;
+
+/// Returns the UIDs in the value of this annotation.
+pub fn previous_uids(annotation: Option<&str>) -> impl Iterator<Item = &str> {
+    let uids = annotation.into_iter().flat_map(|uids| uids.split(','));
+    uids.take(MAX_PREVIOUS_UIDS)
+}
 
 /// The owner of a release, as seen by this Tenant or KryptonDeployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +85,8 @@ pub(super) fn ownership(view: &View<'_>) -> Ownership {
     match label {
         _ if adopted => Ownership::Mine,
         Some((uid, namespace)) => {
-            let is_restored = owner.annotation(PREVIOUS_UID_ANNOTATION) == Some(uid);
+            let is_restored = previous_uids(owner.annotation(PREVIOUS_UID_ANNOTATION))
+                .any(|previous| previous == uid);
             let is_ours = uid == owner.uid()
                 || namespace == Some(owner.namespace())
                 || (!lockdown && is_restored);

@@ -290,6 +290,9 @@ fn order_mirrors_tenant_and_deletion_orders_only_removal() {
     let paused = annotated(adopted, PAUSED_ANNOTATION, "true");
     let (_, paused) = user_order(&paused, &targets).unwrap();
     assert!(paused.adopt && paused.paused);
+    let restored = annotated(placed(tenant()), PREVIOUS_UID_ANNOTATION, "home-0,home-00");
+    let (_, restored) = user_order(&restored, &targets).unwrap();
+    assert!(restored.is_for("home-0") && restored.is_for("home-00"));
 
     // If it names another member later, it stays where it was placed.
     let moved = placed(naming("edge-2"));
