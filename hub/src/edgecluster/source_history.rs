@@ -70,8 +70,7 @@ impl SourceHistory {
         }
     }
 
-    /// Returns whether earlier members are known, including those of other hubs. A dismissed one does not become a
-    /// member again.
+    /// Returns whether the members that any hub has recorded are known. A dismissed one does not become a member again.
     pub(super) fn is_read(&self) -> bool {
         self.register.is_some() && !self.must_read
     }

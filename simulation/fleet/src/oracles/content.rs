@@ -1,12 +1,13 @@
 //! The releases after all faults have ended: all that people have requested, with the right content, and no others.
 
+use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_sim_apiserver::server::Key;
 use krypton_types::names::{GROUP, HOME_UID_ANNOTATION, tenant_release};
 use serde_json::Value;
 
 use super::view::{is_ready, krypton_key, workspace};
 use super::{CheckResult, Oracle, View, ensure, invariant};
-use crate::object::{annotation, condition_text, is_terminating, text};
+use crate::object::{annotation, condition_text, is_terminating, label, text};
 use crate::plan::{Access, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE, VALUES_CONFIG_MAP};
 
 invariant! {
@@ -66,7 +67,9 @@ invariant! {
                         && (text(deployment, "/spec/region/name") == member
                             || cannot_move_from(view, deployment, member))
                 });
-                let is_ordered = is_ordered || view.deployment_orphaned_for(name).is_some();
+                // The release of an orphan stays, even if people create it again in another region.
+                let owner = label(secret, OWNER_UID_LABEL).unwrap_or_default();
+                let is_ordered = is_ordered || view.orphaned_uids.contains(owner);
                 // A restore brings back a release that was removed, or loses its KryptonDeployment.
                 let is_removing = deployment.is_some_and(|deployment| is_recorded(deployment, member, true));
                 let is_ordered = is_ordered || view.ever_restored() && !is_removing;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
+use krypton_sim_apiserver::server::Key;
 use krypton_types::names::{GROUP, ORPHAN_ANNOTATION, UNINSTALL_FINALIZER};
 use serde_json::Value;
 
@@ -68,7 +69,8 @@ invariant! {
 }
 
 invariant! {
-    /// A member whose EdgeCluster people have deleted returns only after they have changed its Secret or invited its agent.
+    /// A member whose EdgeCluster people have deleted returns only after they have changed its Secret, invited its agent, or
+    /// deleted the CRD.
     DismissedMemberStaysAway {
         dismissed: BTreeSet<String>,
     },
@@ -91,8 +93,12 @@ invariant! {
             && [SYSTEM_NAMESPACE, UNTRUSTED_NAMESPACE].contains(&key.namespace.as_str());
         let is_member = key.resource == "edgeclusters";
         let is_gone = change.after.as_deref().is_none_or(is_terminating);
-        let crd_exists = || view.has_crd(HOME, &format!("edgeclusters.{GROUP}"));
-        if change.by == PEOPLE && (is_source_secret || is_member && !is_gone) {
+        let crd = format!("edgeclusters.{GROUP}");
+        let crd_exists = || view.has_crd(HOME, &crd);
+        if is_gone && *key == Key::of_crd(&crd) {
+            // The hub recreates all members then.
+            self.dismissed.clear();
+        } else if change.by == PEOPLE && (is_source_secret || is_member && !is_gone) {
             self.dismissed.remove(&key.name);
         } else if change.by == PEOPLE && is_member && crd_exists() {
             self.dismissed.insert(key.name.clone());
@@ -139,7 +145,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::story::{
-        History, deletion_patch, edge_cluster, namespace, revision, tenant, tenant_crd,
+        History, crd, deletion_patch, edge_cluster, namespace, revision, tenant,
     };
     use super::*;
 
@@ -152,10 +158,10 @@ mod tests {
 
     /// A fleet whose home has the CRD of EdgeClusters.
     fn history() -> History {
-        let mut members = tenant_crd();
-        members["metadata"]["name"] = json!(format!("edgeclusters.{GROUP}"));
         let mut history = History::new();
-        history.renew_leases().put("people", "home", members);
+        history
+            .renew_leases()
+            .put("people", "home", crd("edgeclusters"));
         history
     }
 
@@ -196,13 +202,21 @@ mod tests {
     #[test]
     fn member_that_returns_without_user_is_found() {
         let member = edge_cluster("edge-1");
-        for (rejoins, oracle) in [(true, None), (false, Some("dismissed-member-stays-away"))] {
+        let returned = Some("dismissed-member-stays-away");
+        for (rejoins, loses_crd, oracle) in [
+            (true, false, None),
+            (false, true, None),
+            (false, false, returned),
+        ] {
             let mut history = history();
             history
                 .put("hub-0", "home", member.clone())
                 .delete("people", "home", &member);
             if rejoins {
                 history.fault("member edge-1 rejoin");
+            }
+            if loses_crd {
+                history.delete("people", "home", &crd("edgeclusters"));
             }
             history.put("hub-0", "home", member.clone());
             assert_eq!(history.violated_oracle(), oracle);

@@ -420,8 +420,8 @@ mod tests {
 
     use super::super::leases::MEMBER_LEASE;
     use super::super::story::{
-        AGENT, History, RELEASE, copy, deletion_patch, deployment, edge_cluster, lease, namespace,
-        revision, tenant,
+        AGENT, History, RELEASE, copy, crd, deletion_patch, deployment, edge_cluster, lease,
+        namespace, revision, tenant,
     };
     use super::TENANT_FINALIZER;
     use crate::faults::RESTORE_WRITER;
@@ -694,7 +694,9 @@ mod tests {
         let orphan = json!({"metadata": {"annotations": {"mesh.openkcm.io/orphan": "true"}}});
         for (orphaned, oracle) in [(false, None), (true, Some("orphaned-release-stays"))] {
             let mut history = History::with_tenant();
-            history.put("people", "home", deployment("edge-1"));
+            history
+                .put("people", "home", crd("kryptondeployments"))
+                .put("people", "home", deployment("edge-1"));
             if orphaned {
                 history.patch("people", "home", deployment("edge-1"), &orphan);
             }

@@ -393,7 +393,7 @@ pub(super) fn revision(release: &str, version: u32, status: &str) -> Value {
                 "name": release,
                 "status": status,
                 "version": version.to_string(),
-                "mesh.openkcm.io/tenant-uid": "uid-t0",
+                "mesh.openkcm.io/tenant-uid": if release == "ced-d0" { "uid-d0" } else { "uid-t0" },
             },
         },
     })

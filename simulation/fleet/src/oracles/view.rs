@@ -109,6 +109,8 @@ pub struct View {
     member_pauses: BTreeMap<String, Millis>,
     /// When each orphaned KryptonDeployment was deleted.
     orphaned_deployments: BTreeMap<String, Millis>,
+    /// UIDs of all orphaned KryptonDeployments.
+    pub(crate) orphaned_uids: BTreeSet<String>,
     /// Members whose EdgeCluster people have deleted with the policy `Uninstall`.
     decommissioning: BTreeSet<String>,
     /// Deployments that people, or a restore during a Helm run, have deleted and that are still missing, by cluster.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_reconciler::backup::RECORD_LABEL;
@@ -191,9 +192,14 @@ impl View {
                     false => drop(self.member_pauses.remove(&key.name)),
                 }
             }
+            // The deletion of the CRD leaves the releases.
             "kryptondeployments"
-                if change.after.is_none() && is_annotated(&change.before, ORPHAN_ANNOTATION) =>
+                if change.after.is_none()
+                    && (is_annotated(&change.before, ORPHAN_ANNOTATION)
+                        || !self.has_crd(HOME, KryptonDeployment::crd_name())) =>
             {
+                let uid = change.before.as_deref().map(|it| text(it, "/metadata/uid"));
+                self.orphaned_uids.extend(uid.map(str::to_owned));
                 self.orphaned_deployments.insert(key.name.clone(), self.now);
             }
             // A restore can undo the deletion.

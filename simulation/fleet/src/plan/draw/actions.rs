@@ -19,9 +19,7 @@ impl PlanDraft {
             | StepKind::TenantPause
             | StepKind::ForeignFields
             | StepKind::ReleaseDamage => self.draw_tenant_action(kind),
-            StepKind::CrdDeletion => Some(Action::DeleteCrd {
-                cluster: self.pick_cluster(),
-            }),
+            StepKind::CrdDeletion => Some(self.draw_crd_deletion()),
             StepKind::AnchorDeletion => Some(Action::DeleteAnchor {
                 cluster: self.pick_cluster(),
             }),
@@ -353,6 +351,22 @@ impl PlanDraft {
             .pick(&[2_000, 10_000, 40_000, MAX_FAULT_LENGTH])
             .min(max_length);
         (limit > 200).then(|| self.rng.random_range(100..=limit))
+    }
+
+    /// Deletes the CRD of Tenants on a cluster, or at home another one. Agents would have to join again without that of
+    /// EdgeClusters.
+    fn draw_crd_deletion(&mut self) -> Action {
+        let cluster = self.pick_cluster();
+        if cluster != HOME || self.rng.random_bool(0.5) {
+            return Action::DeleteCrd { cluster };
+        }
+        let mut edges = self.settings.edges.iter();
+        let has_agents = edges.any(|edge| edge.agent_host().is_some());
+        let resource = match !has_agents && self.rng.random_bool(0.5) {
+            true => "edgeclusters".to_owned(),
+            false => "kryptondeployments".to_owned(),
+        };
+        Action::DeleteHomeCrd { resource }
     }
 
     fn pick_cluster(&mut self) -> String {
