@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use krypton_crds::krypton_deployment::{KryptonDeployment, KryptonDeploymentStatus};
+use krypton_runtime::clock::BootTime;
 use krypton_runtime::events::ObjectEvent;
 use krypton_types::deployment::DeploymentKey;
 use krypton_types::error_chain::chain;
@@ -11,6 +12,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::json;
 
+use crate::leader::Leader;
 use crate::leader::home_writer::{self, WriteOutcome};
 
 /// The fields of an object to write.
@@ -31,7 +33,7 @@ pub(super) struct DeploymentWriteResult {
     pub(super) is_crd_outdated: bool,
     /// Events to record now.
     pub(super) events: Vec<ObjectEvent>,
-    /// `None` if no write was necessary after all.
+    /// `None` if no write was necessary after all, or the hub may not write anymore.
     pub(super) outcome: Option<WriteOutcome>,
 }
 
@@ -41,17 +43,20 @@ enum WriteResponse {
     /// Nothing was written: the object differs from the one that the decision was based on.
     Changed(KryptonDeployment),
     CrdOutdated,
+    /// Nothing was written: the hub may not write anymore.
+    NotLeading,
 }
 
 pub(super) async fn write(
     client: Client,
+    leader: Leader,
     key: DeploymentKey,
     object: Arc<KryptonDeployment>,
     write: DeploymentWrite,
     events: Vec<ObjectEvent>,
 ) -> DeploymentWriteResult {
     let previous_version = object.metadata.resource_version.clone();
-    let request = send_write(&client, &key, &object, &write);
+    let request = send_write(&client, &leader, &key, &object, &write);
     let (response, outcome) =
         home_writer::write(format!("writing KryptonDeployment {key}"), request).await;
     let mut result = DeploymentWriteResult {
@@ -72,6 +77,7 @@ pub(super) async fn write(
                 tracing::warn!(error = %chain(&error), "failed to update the CRD of KryptonDeployments");
             }
         }
+        Some(WriteResponse::NotLeading) => {}
         None => result.outcome = Some(outcome),
     }
     if let Some(outcome) = result.outcome {
@@ -82,9 +88,11 @@ pub(super) async fn write(
 
 /// Prevents the loss of recorded placements. Under a CRD that lacks the field, every write of an object drops
 /// its stored placements. A dry run detects this before the write. Before the first record, the object is
-/// reread: under such a CRD it is read without placements even if some are stored.
+/// reread: under such a CRD it is read without placements even if some are stored. The Lease may expire before
+/// they respond.
 async fn send_write(
     client: &Client,
+    leader: &Leader,
     key: &DeploymentKey,
     object: &KryptonDeployment,
     write: &DeploymentWrite,
@@ -125,6 +133,9 @@ async fn send_write(
             return Ok(WriteResponse::CrdOutdated);
         }
     }
+    if !leader.may_write(BootTime::now()) {
+        return Ok(WriteResponse::NotLeading);
+    }
     let written = send(&PatchParams::default()).await?;
     Ok(WriteResponse::Written(written))
 }
@@ -139,6 +150,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::leader::LeaderState;
 
     type RequestLog = Arc<Mutex<Vec<&'static str>>>;
 
@@ -225,11 +237,25 @@ mod tests {
             let case = format!("{read:?} {stored:?} {keeps_placements} {request:?}");
             let key = DeploymentKey::new("accounts", "acme");
             let (client, log) = home(object(stored), keeps_placements).await;
-            let result = write(client, key, Arc::new(object(read)), request, Vec::new()).await;
+            let (leader, read) = (Leader::always_leading(), Arc::new(object(read)));
+            let result = write(client, leader, key, read, request, Vec::new()).await;
             assert_eq!(log.lock().join(" "), requests, "{case}");
             assert_eq!(result.is_crd_outdated, requests.contains("crd"), "{case}");
             let placements = result.object.and_then(|it| it.status?.placements);
             assert_eq!(placements, status(expected).placements, "{case}");
         }
+    }
+
+    #[tokio::test]
+    async fn write_waits_if_lease_expires_during_dry_run() {
+        let (_state, leader) = Leader::with_state(LeaderState::Standby { leader: None });
+        let (client, log) = home(object(ROME), true).await;
+        let key = DeploymentKey::new("accounts", "acme");
+        let request = DeploymentWrite::Status(Box::new(status(PARIS)));
+        let read = Arc::new(object(ROME));
+        let result = write(client, leader, key, read, request, Vec::new()).await;
+        assert_eq!(log.lock().join(" "), "try");
+        assert!(result.object.is_none());
+        assert_eq!(result.outcome, None);
     }
 }

@@ -15,6 +15,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Event;
 use serde_json::Value;
 
+use crate::leader::Leader;
 use crate::leader::home_writer::{self, MIN_WRITE_INTERVAL, WriteOutcome};
 
 /// The EdgeClusters by name, each with its source.
@@ -197,6 +198,7 @@ impl EdgeClusterWrite {
 /// Creates the EdgeCluster of a new source. Sets `accepted` if it is given.
 pub(super) async fn create(
     client: Client,
+    leader: Leader,
     name: String,
     source: SourceRef,
     accepted: Option<bool>,
@@ -216,7 +218,7 @@ pub(super) async fn create(
     let api: Api<EdgeCluster> = Api::all(client.clone());
     let created = call(
         format!("creating EdgeCluster {name}"),
-        create_checked(&api, &object),
+        create_checked(&api, &leader, &object),
     )
     .await;
     let is_outdated = |error: &ApiError| {
@@ -232,10 +234,15 @@ pub(super) async fn create(
 }
 
 const CRD_OUTDATED: &str = "CrdOutdated";
+const NOT_LEADING: &str = "NotLeading";
 
 /// A CRD with an earlier schema drops `spec.accepted`, and the member would count as accepted. A dry run
-/// detects this.
-async fn create_checked(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::Result<EdgeCluster> {
+/// detects this. The Lease may expire before it responds.
+async fn create_checked(
+    api: &Api<EdgeCluster>,
+    leader: &Leader,
+    object: &EdgeCluster,
+) -> kube::Result<EdgeCluster> {
     if object.spec.accepted.is_some() {
         let dry_run = PostParams {
             dry_run: true,
@@ -247,6 +254,10 @@ async fn create_checked(api: &Api<EdgeCluster>, object: &EdgeCluster) -> kube::R
             let status = kube::core::Status::failure(message, CRD_OUTDATED);
             return Err(kube::Error::Api(Box::new(status)));
         }
+    }
+    if !leader.may_write(BootTime::now()) {
+        let status = kube::core::Status::failure("the hub's Lease has expired", NOT_LEADING);
+        return Err(kube::Error::Api(Box::new(status)));
     }
     let params = PostParams::default();
     api.create(&params, object).await

@@ -295,10 +295,10 @@ impl FleetController {
         if may_create && due > pass.now {
             self.request_reconcile_at(due);
         } else if may_create && self.queue.is_free() {
-            let client = self.fleet.client.clone();
+            let (client, leader) = (self.fleet.client.clone(), self.fleet.leader.clone());
             self.start_write(
                 name,
-                create(client, name.to_owned(), source, accepted),
+                create(client, leader, name.to_owned(), source, accepted),
                 pass.now,
             );
         } else {

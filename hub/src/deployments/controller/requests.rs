@@ -103,7 +103,14 @@ impl Requests {
                 self.deletion_reads.spawn((key, uid), read.instrument(span));
             }
             DeploymentRequest::Write(write, events) => {
-                let write = api::write(client, key.clone(), Arc::clone(object), write, events);
+                let write = api::write(
+                    client,
+                    leader.clone(),
+                    key.clone(),
+                    Arc::clone(object),
+                    write,
+                    events,
+                );
                 let write = leader.tracked(write.instrument(span));
                 self.writes.spawn(key, write);
             }
