@@ -225,6 +225,13 @@ pub struct Listing {
 }
 
 impl Listing {
+    /// Returns whether the source is listed, or may be there unseen.
+    fn may_have(&self, origin: &Origin) -> bool {
+        let sources = self.sources.as_ref();
+        sources.is_none_or(|sources| sources.contains_key(origin))
+            || self.unread_file(origin).is_some()
+    }
+
     /// Returns why the file of a context cannot be read. After a restart, its contexts are unknown.
     fn unread_file(&self, context: &Origin) -> Option<&Unresolved> {
         let sources = self.sources.as_ref()?;
@@ -399,12 +406,7 @@ impl Sources {
         let mut covering = covering
             .filter(|running| running.provider.covers(origin))
             .peekable();
-        covering.peek().is_some()
-            && covering.all(|running| {
-                let sources = running.listing.sources.as_ref();
-                sources.is_some_and(|sources| !sources.contains_key(origin))
-                    && running.listing.unread_file(origin).is_none()
-            })
+        covering.peek().is_some() && covering.all(|running| !running.listing.may_have(origin))
     }
 
     /// Returns the sources that departed since the last call, whichever provider listed them.

@@ -75,14 +75,13 @@ impl Register {
             // away.
             covering.peek().is_none()
                 || covering.any(|running| {
-                    running.listing.sources.as_ref().is_none_or(|sources| {
-                        let Some(source) = sources.get(origin) else {
-                            return running.listing.unread_file(origin).is_some();
-                        };
-                        let is_same_object = uid.is_empty() || source.uid == **uid;
-                        let is_same = names.name(running, source) == *member && is_same_object;
-                        is_same || source.pending().is_some()
-                    })
+                    let sources = running.listing.sources.as_ref();
+                    let Some(source) = sources.and_then(|sources| sources.get(origin)) else {
+                        return running.listing.may_have(origin);
+                    };
+                    let is_same_object = uid.is_empty() || source.uid == **uid;
+                    let is_same = names.name(running, source) == *member && is_same_object;
+                    is_same || source.pending().is_some()
                 })
         };
         let entries = self.entries.iter().filter(stays);

@@ -120,43 +120,43 @@ pub struct Oracles {
 impl Oracles {
     pub fn new(plan: &Plan) -> Self {
         let oracles = create_oracles! {
-                   releases: LiveReleaseStays, OneHelmPerRelease, FinalizerPrecedesHelm,
-                       FinalizerOutlivesRelease, DeletedDeploymentWaits, ReleaseKeepsItsOwner,
-                       OrphanedReleaseStays, PausedTenantStays, PausedMemberStays, HelmRunsBackOff,
-                       HistoryIsBounded;
-                   upgrades: FailedUpgradeKeepsDeployed, RevisionsRise, LockedRevisionsStay,
-                       ObjectsOfReleaseStay, UidNeverChanges;
-                   leases: LeaseTakeoverWaits, HelmStartsUnderLease, HelmDiesWithLease,
-                       HubEpochNeverDecreases, EpochIsTakenOnce, LeaderWritesWhileFresh,
-                       RecordedStateNeverGoesBack, OnlyLeadersAct;
-                   members: OneMemberPerCluster, TwinRests, ClusterUidStays, SourceStays,
-                       PlacementStays, PlacedTenantGoesByOrder, HomeWaitsForPlacedTenant,
-                       MemberStaysInStatus, MovedDeploymentInstallsFirst;
-                   leaving: RetiredMembersGo, ReleasesPrecedeMember, DismissedMemberStaysAway,
-                       RebuiltClusterRests;
-                   people: ForeignFieldsStay, SpecsBelongToPeople, ObjectsOfPeopleStay,
-                       UnmarkedNamespacesStay, OccupiedNamespacesStay, CrdsStay, CaStays,
-                       SecretsStaySecret;
-                   status: ObservedGenerationIsTrue, ReadyFollowsDeployment, ConditionsAreUnique,
-                       StatusIsBounded;
-                   process: NoPanic, NoProcessEnds, ModelIsComplete, RequestsAreValid,
-                       AgentsStayOnTheirCluster, HubsNeedAKubeconfig, RequestsAreBounded,
-                       WritesChangeSomething;
-                   content: DeploymentsGetReady, RemovedDeploymentsGo,
-        DeletedDeploymentsGo, ReleasesAreCurrent;
-                   handover: StoppedProcessEnds, StoppingLeaderHandsOver, AgentPrecedesProxy,
-                       HelmRunsToItsEnd, OutageChangesNoLeader, RestartChangesNothing;
-                   liveness: OneHubLeads, MembersConnect, SourcesAreRead, CrdsExist,
-                       CaRotationEnds, MemberLeasesAreHeld, DesiredStateIsApplied,
-                       WantedTenantsExist, DeletedTenantsGo, TenantsGetReady,
-                       ReleasesAreDeployed, NoReleaseStaysLocked, IdleFleetWritesNothing,
-                       IdleFleetRunsNoHelm;
-                   home: SeparatedMemberIsReported;
-                   placed: PlacedCopiesMatch, HeldCopiesStay, CopiesAreOnRecordedCluster,
-                       CopyKeepsItsOwner, TenantRunsOnItsMember, HomeShowsMembers,
-                       MembersCountTenants;
-                   hostile: NamedMemberCountsAlone, HostileAgentHarmsNoOther;
-               };
+            releases: LiveReleaseStays, OneHelmPerRelease, FinalizerPrecedesHelm,
+                FinalizerOutlivesRelease, DeletedDeploymentWaits, ReleaseKeepsItsOwner,
+                OrphanedReleaseStays, PausedTenantStays, PausedMemberStays, HelmRunsBackOff,
+                HistoryIsBounded;
+            upgrades: FailedUpgradeKeepsDeployed, RevisionsRise, LockedRevisionsStay,
+                ObjectsOfReleaseStay, UidNeverChanges;
+            leases: LeaseTakeoverWaits, HelmStartsUnderLease, HelmDiesWithLease,
+                HubEpochNeverDecreases, EpochIsTakenOnce, LeaderWritesWhileFresh,
+                RecordedStateNeverGoesBack, OnlyLeadersAct;
+            members: OneMemberPerCluster, TwinRests, ClusterUidStays, SourceStays,
+                PlacementStays, PlacedTenantGoesByOrder, HomeWaitsForPlacedTenant,
+                MemberStaysInStatus, MovedDeploymentInstallsFirst;
+            leaving: RetiredMembersGo, ReleasesPrecedeMember, DismissedMemberStaysAway,
+                RebuiltClusterRests;
+            people: ForeignFieldsStay, SpecsBelongToPeople, ObjectsOfPeopleStay,
+                UnmarkedNamespacesStay, OccupiedNamespacesStay, CrdsStay, CaStays,
+                SecretsStaySecret;
+            status: ObservedGenerationIsTrue, ReadyFollowsDeployment, ConditionsAreUnique,
+                StatusIsBounded;
+            process: NoPanic, NoProcessEnds, ModelIsComplete, RequestsAreValid,
+                AgentsStayOnTheirCluster, HubsNeedAKubeconfig, RequestsAreBounded,
+                WritesChangeSomething;
+            content: DeploymentsGetReady, RemovedDeploymentsGo, DeletedDeploymentsGo,
+                ReleasesAreCurrent;
+            handover: StoppedProcessEnds, StoppingLeaderHandsOver, AgentPrecedesProxy,
+                HelmRunsToItsEnd, OutageChangesNoLeader, RestartChangesNothing;
+            liveness: OneHubLeads, MembersConnect, SourcesAreRead, CrdsExist,
+                CaRotationEnds, MemberLeasesAreHeld, DesiredStateIsApplied,
+                WantedTenantsExist, DeletedTenantsGo, TenantsGetReady,
+                ReleasesAreDeployed, NoReleaseStaysLocked, IdleFleetWritesNothing,
+                IdleFleetRunsNoHelm;
+            home: SeparatedMemberIsReported;
+            placed: PlacedCopiesMatch, HeldCopiesStay, CopiesAreOnRecordedCluster,
+                CopyKeepsItsOwner, TenantRunsOnItsMember, HomeShowsMembers,
+                MembersCountTenants;
+            hostile: NamedMemberCountsAlone, HostileAgentHarmsNoOther;
+        };
         Self {
             view: View::new(plan),
             oracles,

@@ -198,18 +198,14 @@ pub(super) fn verdict(
     let digest = releases::digest(secret).map_err(|_| ActionError::Conflict)?;
     let verdict = match record.compare(revision.revision, &digest) {
         // An attempt is never recorded: the digest is that of a deleted revision with the same number.
-        RecordComparison::Tampered if is_attempt(revision.status) => RecordComparison::Unrecorded,
+        RecordComparison::Tampered
+            if revision.status == Status::Failed || revision.status.is_pending() =>
+        {
+            RecordComparison::Unrecorded
+        }
         verdict => verdict,
     };
     Ok((revision.revision, verdict))
-}
-
-fn is_attempt(status: Status) -> bool {
-    use Status::{Failed, PendingInstall, PendingRollback, PendingUpgrade};
-    matches!(
-        status,
-        Failed | PendingInstall | PendingUpgrade | PendingRollback
-    )
 }
 
 /// Returns whether the Secret has a record. Fails if the Secret is not as Krypton deployed it.

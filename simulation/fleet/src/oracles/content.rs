@@ -170,7 +170,7 @@ fn config_map(namespace: &str, name: &str) -> Key {
 mod tests {
     use serde_json::json;
 
-    use super::super::story::{self, History, deletion_patch, deployment, ready_patch};
+    use super::super::story::{self, History, deletion_patch, deployment, ready_patch, workload};
 
     fn content(version: &str, message: &str) -> serde_json::Value {
         let mut object = story::config_map("t0", "tenant-t0-edge-1-config");
@@ -194,16 +194,11 @@ mod tests {
 
     #[test]
     fn missing_workload_of_tenant_excuses_no_deployment() {
-        let workload = json!({
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": "app", "namespace": "t0"},
-        });
         for (is_ready, oracle) in [(true, None), (false, Some("deployments-get-ready"))] {
             let violated = History::violated_after(|history| {
                 history
-                    .put("controller", "edge-1", workload.clone())
-                    .delete("people", "edge-1", &workload)
+                    .put("controller", "edge-1", workload())
+                    .delete("people", "edge-1", &workload())
                     .put("people", "home", deployment("edge-1"));
                 if is_ready {
                     history.patch("hub-0", "home", deployment("edge-1"), &ready_patch(1));

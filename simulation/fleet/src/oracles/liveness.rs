@@ -503,7 +503,7 @@ mod tests {
 
     use super::super::story::{
         AGENT, History, RELEASE, condition_patch, crd, deletion_patch, deployment, edge_cluster,
-        revision, tenant, tenant_crd,
+        revision, tenant, tenant_crd, workload,
     };
     use super::*;
     use crate::faults::RESTORE_WRITER;
@@ -670,11 +670,7 @@ mod tests {
 
     #[test]
     fn restore_returns_to_missing_deployment() {
-        let deployment = json!({
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": "app", "namespace": "t0"},
-        });
+        let deployment = workload();
         let newer = json!({"metadata": {"generation": 2}});
         for (was_deleted, oracle) in [(true, None), (false, Some("tenants-get-ready"))] {
             let violated = History::violated_after(|history| {

@@ -370,6 +370,15 @@ pub(super) fn deployment(region: &str) -> Value {
     })
 }
 
+/// A workload of the Tenant's release.
+pub(super) fn workload() -> Value {
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "app", "namespace": "t0"},
+    })
+}
+
 pub(super) fn lease(name: &str, holder: &str) -> Value {
     json!({
         "apiVersion": "coordination.k8s.io/v1",

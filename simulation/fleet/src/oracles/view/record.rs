@@ -203,8 +203,9 @@ impl View {
                 self.orphaned_deployments.insert(key.name.clone(), self.now);
             }
             // A restore can undo the deletion.
-            "kryptondeployments" if restored_live(change).is_some() => {
+            "kryptondeployments" if let Some(restored) = restored_live(change) => {
                 self.orphaned_deployments.remove(&key.name);
+                self.orphaned_uids.remove(text(restored, "/metadata/uid"));
             }
             _ => {}
         }
