@@ -131,7 +131,7 @@ impl Provider for NamedSecrets {
             .is_some_and(|name| references.is_none_or(|references| references.contains_key(&name)))
     }
 
-    /// Creating or deleting a KryptonDeployment does not request the member again.
+    /// Creating or deleting a KryptonDeployment does not request the member again while the Secret has its label.
     fn finds_unreferenced(&self) -> bool {
         false
     }

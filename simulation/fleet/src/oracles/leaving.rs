@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_sim_apiserver::server::Key;
-use krypton_types::names::{GROUP, ORPHAN_ANNOTATION, UNINSTALL_FINALIZER};
+use krypton_types::names::{DISCOVERY_LABEL, GROUP, ORPHAN_ANNOTATION, UNINSTALL_FINALIZER};
 use serde_json::Value;
 
 use super::view::{finalizer_removal, is_product};
@@ -69,8 +69,8 @@ invariant! {
 }
 
 invariant! {
-    /// A member whose EdgeCluster people have deleted returns only after they have changed its Secret, invited its agent, or
-    /// deleted the CRD.
+    /// A member whose EdgeCluster people have deleted returns only after they have changed its Secret, named an unlabelled
+    /// one in a KryptonDeployment, invited its agent, or deleted the CRD.
     DismissedMemberStaysAway {
         dismissed: BTreeSet<String>,
     },
@@ -102,12 +102,30 @@ invariant! {
             self.dismissed.remove(&key.name);
         } else if change.by == PEOPLE && is_member && crd_exists() {
             self.dismissed.insert(key.name.clone());
+        } else if change.by == PEOPLE && let Some(secret) = newly_named_secret(change) {
+            // The label alone makes a Secret a source, whoever names it.
+            self.dismissed.retain(|member| member != secret || is_labelled(view, secret));
         }
         let is_return = is_product(&change.by) && is_member && change.before.is_none();
         ensure(!is_return || !self.dismissed.contains(&key.name), || {
             format!("{} lets {} return", change.by, key.name)
         })
     }
+}
+
+/// Returns the Secret that a KryptonDeployment names only since this change.
+fn newly_named_secret(change: &Change) -> Option<&str> {
+    let path = "/spec/region/kubeconfig/secret/name";
+    let secret = text(change.after.as_deref()?, path);
+    let before = change.before.as_deref().map(|before| text(before, path));
+    let is_deployment = change.key.resource == "kryptondeployments";
+    (is_deployment && before != Some(secret)).then_some(secret)
+}
+
+fn is_labelled(view: &View, secret: &str) -> bool {
+    let mut secrets = view.objects(HOME, "", "secrets");
+    secrets
+        .any(|(key, object)| key.name == secret && label(object, DISCOVERY_LABEL) == Some("true"))
 }
 
 invariant! {
@@ -145,7 +163,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::story::{
-        History, crd, deletion_patch, edge_cluster, namespace, revision, tenant,
+        History, crd, deletion_patch, deployment, edge_cluster, namespace, revision, tenant,
     };
     use super::*;
 
@@ -219,6 +237,41 @@ mod tests {
                 history.delete("people", "home", &crd("edgeclusters"));
             }
             history.put("hub-0", "home", member.clone());
+            assert_eq!(history.violated_oracle(), oracle);
+        }
+    }
+
+    #[test]
+    fn dismissed_member_may_return_when_newly_named() {
+        let member = edge_cluster("edge-2");
+        let returned = Some("dismissed-member-stays-away");
+        for (is_labelled, was_named, oracle) in [
+            (false, false, None),
+            (true, false, returned),
+            (false, true, returned),
+        ] {
+            let secret = json!({
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {
+                    "name": "edge-2",
+                    "namespace": "krypton",
+                    "labels": {DISCOVERY_LABEL: is_labelled.to_string()},
+                },
+            });
+            let mut naming = deployment("edge-2");
+            naming["spec"]["region"]["kubeconfig"] = json!({"secret": {"name": "edge-2"}});
+            let mut history = history();
+            history
+                .put("people", "home", secret)
+                .put("hub-0", "home", member.clone());
+            if was_named {
+                history.put("people", "home", naming.clone());
+            }
+            history
+                .delete("people", "home", &member)
+                .put("people", "home", naming)
+                .put("hub-0", "home", member.clone());
             assert_eq!(history.violated_oracle(), oracle);
         }
     }
