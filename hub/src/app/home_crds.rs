@@ -77,13 +77,17 @@ pub(super) async fn recreate_deleted(
     let deployments = settings.ensure_watch_crds.then(KryptonDeployment::crd);
     let crds: Vec<_> = tenants.into_iter().chain(deployments).collect();
     let mut periodic = Periodic::new("checking the CRDs of the home cluster", SCHEDULE);
+    // A CRD whose deletion waits for its objects delays no other.
     let ensure_all = async || {
+        let mut result = Ok(NextRun::AsScheduled);
         for crd in &crds {
-            if leader.may_write(BootTime::now()) {
-                crd::ensure(&client, crd).await?;
+            if leader.may_write(BootTime::now())
+                && let Err(error) = crd::ensure(&client, crd).await
+            {
+                result = Err(error);
             }
         }
-        Ok::<_, CrdError>(NextRun::AsScheduled)
+        result
     };
     loop {
         let pause = periodic.pause_after(ensure_all().await);
