@@ -232,6 +232,13 @@ impl Listing {
             || self.unread_file(origin).is_some()
     }
 
+    /// Returns whether the watch of this source has failed, so its object may have changed unseen.
+    fn is_outdated(&self, source: &Source) -> bool {
+        let stale = source.stale.as_ref();
+        let watch_failed = stale.is_some_and(|stale| stale.reason == reason::SOURCE_UNAVAILABLE);
+        self.trouble.is_some() || watch_failed
+    }
+
     /// Returns why the file of a context cannot be read. After a restart, its contexts are unknown.
     fn unread_file(&self, context: &Origin) -> Option<&Unresolved> {
         let sources = self.sources.as_ref()?;
@@ -274,9 +281,7 @@ impl ProviderHandle {
         let previous = self.all.get().0.swap_remove(self.index).listing;
         let next = match (sources, trouble) {
             (Some(sources), trouble) => {
-                if let Some(previous) = &previous.sources {
-                    self.departures.record(previous, &sources);
-                }
+                self.departures.record(&previous, &sources);
                 Listing {
                     sources: Some(Arc::new(sources)),
                     trouble,
@@ -326,26 +331,30 @@ impl RereadRequests {
 struct Departures(Mutex<BTreeMap<Origin, bool>>);
 
 impl Departures {
-    fn record(
-        &self,
-        previous: &BTreeMap<Origin, Arc<Source>>,
-        current: &BTreeMap<Origin, Arc<Source>>,
-    ) {
+    fn record(&self, previous: &Listing, current: &BTreeMap<Origin, Arc<Source>>) {
+        let Some(sources) = previous.sources.as_deref() else {
+            return;
+        };
         let mut departures = self.0.lock();
         for origin in current.keys() {
             departures
                 .entry(origin.clone())
                 .and_modify(|listed_again| *listed_again = true);
         }
-        for (origin, source) in previous {
+        for (origin, source) in sources {
             // It is unknown whether a source that the provider hasn't read yet existed.
             if source.pending().is_some() {
                 continue;
             }
             match current.get(origin) {
                 None => drop(departures.insert(origin.clone(), false)),
-                // An object that was deleted and recreated is a different source.
-                Some(current) if current.uid != source.uid && current.pending().is_none() => {
+                // An object that was deleted and recreated is a different source. After a failed watch, it may have
+                // been recreated long ago, and only the UID in the register decides.
+                Some(current)
+                    if current.uid != source.uid
+                        && current.pending().is_none()
+                        && !previous.is_outdated(source) =>
+                {
                     departures.insert(origin.clone(), true);
                 }
                 Some(_) => {}

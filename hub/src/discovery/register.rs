@@ -31,8 +31,8 @@ pub struct Register {
     /// UID of the CRD of EdgeClusters. If the CRD was recreated, users have not dismissed any source.
     pub crd: String,
     /// UID of the object for each dismissed source, as read after the dismissal. Empty for a member, for a file, and
-    /// for an object that was not read yet. While no hub leads, a user may recreate a member's object and then delete
-    /// its EdgeCluster. The next leader must not take that for a new request.
+    /// for an object that was not read since. While no hub leads, or the watch of the objects has failed, a user may
+    /// recreate a member's object and then delete its EdgeCluster. The hub must not take that for a new request.
     pub entries: BTreeMap<NamedOrigin, String>,
 }
 
@@ -106,6 +106,7 @@ impl Register {
                     entries.insert(entry, String::new());
                 } else if let Some(uid) = entries.get_mut(&entry)
                     && uid.is_empty()
+                    && !running.listing.is_outdated(source)
                 {
                     uid.clone_from(&source.uid);
                 }

@@ -230,9 +230,7 @@ fn departures(steps: &[(Option<&str>, Option<&str>)]) -> Vec<usize> {
                 }
                 all
             });
-            if let Some(previous) = &running.listing.sources {
-                running.departures.record(previous, &next);
-            }
+            running.departures.record(&running.listing, &next);
             running.listing.sources = Some(Arc::new(next));
         }
         counts.push(sources.take_departed().len());
@@ -259,4 +257,23 @@ fn source_that_another_provider_lists_has_not_departed() {
     }
     // The source is deleted and recreated.
     assert_eq!(departures(&[(here, here), (Some("v"), Some("v"))]), [0, 1]);
+}
+
+#[test]
+fn object_recreated_while_its_watch_failed_has_not_departed() {
+    let running = RunningProvider::new(fake("a", Behaviour::Good), Listing::default());
+    let departures = Arc::clone(&running.departures);
+    let (all, sources) = watch::channel(Sources(vec![running]));
+    let handle = ProviderHandle {
+        all,
+        index: 0,
+        rereads: Arc::default(),
+        departures,
+    };
+    handle.publish(Some(one_source("a", "u")), None);
+    handle.publish(None, Some("the watch failed".to_owned()));
+    handle.publish(Some(one_source("a", "v")), None);
+    assert!(sources.get().take_departed().is_empty());
+    handle.publish(Some(one_source("a", "w")), None);
+    assert_eq!(sources.get().take_departed().len(), 1);
 }

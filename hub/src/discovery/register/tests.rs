@@ -179,6 +179,11 @@ fn only_dismissed_source_has_recorded_uid() {
     let both = [&read("v"), &unread];
     let dismissed = dismissed.next(&both, &BTreeSet::new(), &deleted);
     assert_eq!(uids(&dismissed), ["v"]);
+    // The object is recreated before the dismissal, while its watch fails.
+    let mut outdated = read("u");
+    outdated.listing.trouble = Some("the watch failed".to_owned());
+    let recreated = next(&next(&member, &outdated, &deleted), &read("v"), &deleted);
+    assert_eq!(uids(&recreated), ["v"]);
     // The object is recreated after the dismissal was recorded.
     assert!(next(&dismissed, &read("w"), &deleted).entries.is_empty());
     // The member is back.
