@@ -20,7 +20,7 @@ fn tenant(deleted: Option<i64>) -> Tenant {
 
 #[test]
 fn deletion_must_certainly_precede_crd_deletion() {
-    let crd_deleted = Timestamp::from_second(100).unwrap();
+    let crd_deleted = Timestamp::from_second(1_000).unwrap();
     let old = BTreeSet::from(["old".to_owned()]);
     let unknown = KnownDeletions::default();
     let confirmed = KnownDeletions {
@@ -33,11 +33,11 @@ fn deletion_must_certainly_precede_crd_deletion() {
     };
     for (deleted_at, expected) in [
         (None, UserDeletion::No),
-        (Some(161), UserDeletion::No),
-        (Some(100), UserDeletion::No),
-        (Some(99), UserDeletion::Perhaps),
-        (Some(41), UserDeletion::Perhaps),
-        (Some(40), UserDeletion::Yes),
+        (Some(1_601), UserDeletion::No),
+        (Some(1_000), UserDeletion::No),
+        (Some(999), UserDeletion::Perhaps),
+        (Some(401), UserDeletion::Perhaps),
+        (Some(400), UserDeletion::Yes),
     ] {
         let if_confirmed = deleted_at.map_or(UserDeletion::No, |_| UserDeletion::Yes);
         let if_in_progress = deleted_at.is_none().then_some(UserDeletion::No);
