@@ -192,15 +192,14 @@ invariant! {
 }
 
 invariant! {
-    /// A Tenant of home shows the state of each member that has a Tenant of its name, and of no other. After a restore,
-    /// only the latter.
+    /// A Tenant of home shows the state of each member that has a Tenant of its name, and of no other. After a restore
+    /// or while its deletion waits, only the latter.
     HomeShowsMembers, "home-shows-members",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         if view.upgrades_fail() {
             return Ok(());
         }
-        let tenants = view.objects(HOME, GROUP, "tenants");
-        for (key, tenant) in tenants.filter(|(_, tenant)| !is_terminating(tenant)) {
+        for (key, tenant) in view.objects(HOME, GROUP, "tenants") {
             let only_member = match annotation(tenant, PLACED_ON_ANNOTATION) {
                 Some(member) => member,
                 None => text(tenant, "/spec/clusterRef/secretName"),
@@ -224,8 +223,9 @@ invariant! {
                     .filter(|_| has_joined)
                     .and_then(|member_tenant| condition(member_tenant, &kind));
                 let is_kept = only_member == member && member_condition.is_none();
-                let is_restored = view.ever_restored() && has_joined && member_tenant.is_some();
-                ensure(home_condition == member_condition || is_kept || is_restored, || {
+                let may_differ = is_terminating(tenant) || view.ever_restored() && has_joined;
+                let may_differ = may_differ && member_tenant.is_some();
+                ensure(home_condition == member_condition || is_kept || may_differ, || {
                     let text = condition_text(tenant, &kind);
                     format!("home shows {text} for {} on {member} instead of {member_condition:?}", key.name)
                 })?;
@@ -416,6 +416,17 @@ mod tests {
             .put("hub-0", "home", edge_cluster("edge-1"))
             .put(RESTORE_WRITER, "edge-1", state("True"))
             .put("people", "home", state("False"));
+        assert!(!history.breaks(HomeShowsMembers::default()));
+        history.delete("people", "edge-1", &tenant());
+        assert!(history.breaks(HomeShowsMembers::default()));
+        // So may it while a deletion waits.
+        let mut history = History::new();
+        history
+            .renew_leases()
+            .put("hub-0", "home", edge_cluster("edge-1"))
+            .put("people", "edge-1", state("True"))
+            .put("people", "home", state("False"))
+            .patch("people", "home", tenant(), &deletion_patch());
         assert!(!history.breaks(HomeShowsMembers::default()));
         history.delete("people", "edge-1", &tenant());
         assert!(history.breaks(HomeShowsMembers::default()));
