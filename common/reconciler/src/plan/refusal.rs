@@ -21,6 +21,10 @@ pub(super) fn with_refusal(plan: Plan, view: &View<'_>) -> Plan {
     let is_removal = refusal.attempt.removal.is_some();
     // The API server refuses the read itself.
     let is_read = refusal.is_read || matches!(plan.action, Action::ReadRelease(_));
+    let hold = view.hold();
+    let progress = hold
+        .as_ref()
+        .map_or((reason, ""), |hold| (hold.reason, hold.message));
     let next = PlannedStep {
         step: UpcomingStepKind::Retry,
         at: Some(refusal.retry_at),
@@ -39,7 +43,7 @@ pub(super) fn with_refusal(plan: Plan, view: &View<'_>) -> Plan {
             false => ClusterState {
                 ready: readiness::running_readiness(view)
                     .unwrap_or_else(|| State::new(Truth::False, reason, refusal.message.clone())),
-                progress: Some(State::new(Truth::False, reason, "")),
+                progress: Some(State::new(Truth::False, progress.0, progress.1)),
                 error,
             },
         },
@@ -48,7 +52,7 @@ pub(super) fn with_refusal(plan: Plan, view: &View<'_>) -> Plan {
         revisions: plan.revisions,
         wake: Some(refusal.retry_at),
         // During a pause, or without the permit, the retry changes nothing.
-        next: view.hold().is_none().then_some(next),
+        next: hold.is_none().then_some(next),
         is_reported: plan.is_reported,
         gone: false,
         settled: false,

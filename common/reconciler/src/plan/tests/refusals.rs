@@ -63,6 +63,18 @@ fn request_spec_change_and_deletion_bypass_refusal_wait() {
 }
 
 #[test]
+fn refused_read_shows_the_pause() {
+    let mut world = world();
+    world.set_revisions(&[Status::Failed]);
+    let mut world = refused_by_api_server(world);
+    world.memory.refusal.as_mut().unwrap().is_status_write = true;
+    let progress = |world: &World| world.plan().state.progress.unwrap().reason;
+    assert_eq!(progress(&world), reason::REQUEST_REFUSED);
+    world.annotate(names::PAUSED_ANNOTATION, "true");
+    assert_eq!(progress(&refused_by_api_server(world)), reason::PAUSED);
+}
+
+#[test]
 fn refused_status_is_shown_until_it_is_written() {
     let mut world = refused_by_api_server(world().deployed());
     let error = world.plan().state.error.unwrap();
