@@ -109,6 +109,17 @@ fn cannot_move_from(view: &View, deployment: &Value, member: &str) -> bool {
     is_recorded(deployment, member, false) && !must_become_ready(view, deployment)
 }
 
+/// Whether a restore brought back the release on a member that the KryptonDeployment has left, or undid the record of
+/// it. The member has no order for it, so it stays as it is.
+pub(super) fn has_left(view: &View, owner: &Value, member: &str) -> bool {
+    // Tenants have no region.
+    let region = text(owner, "/spec/region/name");
+    view.ever_restored()
+        && !region.is_empty()
+        && region != member
+        && placements(owner).all(|placement| text(placement, "/cluster") != member)
+}
+
 /// Whether the hub has recorded the release on this member, with or without its removal.
 fn is_recorded(deployment: &Value, member: &str, removing: bool) -> bool {
     placements(deployment).any(|placement| {

@@ -11,7 +11,6 @@ use krypton_crds::krypton_deployment::KryptonDeployment;
 use krypton_crds::tenant::Tenant;
 use krypton_helm::releases::labels::OWNER_UID_LABEL;
 use krypton_reconciler::backup::{RECORD_LABEL, record_name};
-use krypton_reconciler::plan::PREVIOUS_UID_ANNOTATION;
 use krypton_sim_apiserver::server::Key;
 use krypton_types::ca_rotation::{REQUEST_ANNOTATION, ROTATION_STATE_ANNOTATION};
 use krypton_types::conditions::{TARGET_RESOLVED, reason};
@@ -103,11 +102,15 @@ impl View {
             && namesake.is_some_and(|it| is_paused(it))
     }
 
-    /// Whether Krypton died while it uninstalled the release, and then restored the Tenant with its CRD, because the
+    /// Whether Krypton died while it uninstalled the release of an earlier Tenant of this name, or a restore undid the
+    /// rest. People then orphaned that Tenant and created it again, or Krypton restored it with its CRD, because the
     /// order of both deletions was unknown. Such a lock bears no mark of Krypton, so it lasts for 10 minutes.
     fn awaits_uninstallation(&self, member: &str, tenant: &Value) -> bool {
-        let is_restored = annotation(tenant, PREVIOUS_UID_ANNOTATION).is_some();
-        is_restored && newest_status(self, member, tenant).as_deref() == Some("uninstalling")
+        newest_revision(self, member, tenant).is_some_and(|newest| {
+            let owner = label(newest, OWNER_UID_LABEL);
+            let is_of_earlier_tenant = owner.is_some_and(|uid| self.owner(uid).is_none());
+            is_of_earlier_tenant && text(newest, "/metadata/labels/status") == "uninstalling"
+        })
     }
 
     /// Whether Krypton died while it uninstalled the release of the KryptonDeployment in its region, and a restore then
@@ -389,8 +392,9 @@ invariant! {
             return Ok(());
         }
         for (_, member, tenant) in view.ready_tenants() {
-            let status = newest_status(view, &member, tenant);
-            ensure(status.as_deref() == Some("deployed"), || {
+            let newest = newest_revision(view, &member, tenant);
+            let status = newest.map(|newest| text(newest, "/metadata/labels/status"));
+            ensure(status == Some("deployed"), || {
                 let name = text(tenant, "/metadata/name");
                 format!("the release of {name} on {member} is {status:?}")
             })?;
@@ -399,12 +403,12 @@ invariant! {
     }
 }
 
-/// Status of the newest revision of a Tenant's release.
-fn newest_status(view: &View, member: &str, tenant: &Value) -> Option<String> {
+/// Newest revision of a Tenant's release.
+fn newest_revision<'v>(view: &'v View, member: &str, tenant: &Value) -> Option<&'v Value> {
     let release = tenant_release(text(tenant, "/metadata/name"), member);
-    let revisions = view.revisions(Settings::cluster_for(member), workspace(tenant), &release);
-    let (_, newest) = revisions.last()?;
-    Some(text(newest, "/metadata/labels/status").to_owned())
+    let mut revisions = view.revisions(Settings::cluster_for(member), workspace(tenant), &release);
+    let (_, newest) = revisions.pop()?;
+    Some(newest.as_ref())
 }
 
 invariant! {
@@ -425,12 +429,14 @@ invariant! {
                 let is_locked = text(secret, "/type") == "helm.sh/release.v1"
                     && (status.starts_with("pending-") || status == "uninstalling");
                 // A release that people have orphaned, or whose owner a restore has removed, stays as it is. So does
-                // one whose uninstallation needs a decision of people or was undone, and that of a paused owner.
+                // one whose uninstallation needs a decision of people or was undone, that of a paused owner, and one on
+                // a member that the owner has left.
                 let owner = label(secret, OWNER_UID_LABEL).and_then(|uid| view.owner(uid));
                 let may_act = |owner| {
                     !view.is_held(owner)
                         && !view.awaits_decision(member, owner)
                         && !view.awaits_undone_uninstallation(member, owner)
+                        && !content::has_left(view, owner, member)
                 };
                 let is_locked = is_locked && owner.is_some_and(may_act);
                 ensure(!is_locked, || format!("{} on {member} is {status}", key.name))?;
@@ -698,23 +704,19 @@ mod tests {
     }
 
     #[test]
-    fn restored_tenant_may_await_dead_uninstallation() {
-        for (is_restored, status, expected) in [
-            (true, "uninstalling", None),
-            (false, "uninstalling", Some("releases-are-deployed")),
-            (true, "pending-upgrade", Some("releases-are-deployed")),
+    fn recreated_tenant_may_await_dead_uninstallation() {
+        let missed = Some("releases-are-deployed");
+        for (owner, status, expected) in [
+            ("uid-old", "uninstalling", None),
+            ("uid-t0", "uninstalling", missed),
+            ("uid-old", "pending-upgrade", missed),
         ] {
             let violated = History::violated_after(|history| {
                 let mut locked = revision(RELEASE, 2, status);
-                locked["metadata"]["labels"][OWNER_UID_LABEL] = json!("uid-old");
+                locked["metadata"]["labels"][OWNER_UID_LABEL] = json!(owner);
                 history.put("people", "edge-1", locked);
-                if is_restored {
-                    let annotations = json!({PREVIOUS_UID_ANNOTATION: "uid-old"});
-                    let patch = json!({"metadata": {"annotations": annotations}});
-                    history.patch("people", "edge-1", tenant(), &patch);
-                }
             });
-            assert_eq!(violated.as_deref(), expected, "{is_restored} {status}");
+            assert_eq!(violated.as_deref(), expected, "{owner} {status}");
         }
     }
 
@@ -736,6 +738,31 @@ mod tests {
             });
             assert_eq!(violated.as_deref(), expected, "{writer} {status}");
         }
+    }
+
+    #[test]
+    fn restored_release_of_moved_deployment_may_stay_locked() {
+        let missed = Some("no-release-stays-locked");
+        for (writer, placements, expected) in [
+            (RESTORE_WRITER, json!([]), None),
+            (RESTORE_WRITER, json!([{"cluster": "edge-1"}]), missed),
+            ("people", json!([{"cluster": "edge-1"}]), missed),
+        ] {
+            let violated = History::violated_after(|history| {
+                let status = json!({"status": {"placements": placements}});
+                history
+                    .put("people", "home", deployment("edge-2"))
+                    .patch("hub-0", "home", deployment("edge-2"), &status)
+                    .put(writer, "edge-1", revision("ced-d0", 1, "pending-install"));
+            });
+            assert_eq!(violated.as_deref(), expected, "{writer} {placements}");
+        }
+        // A restore excuses no Tenant.
+        let violated = History::violated_after(|history| {
+            let other = revision("other", 1, "pending-install");
+            history.put(RESTORE_WRITER, "edge-1", other);
+        });
+        assert_eq!(violated.as_deref(), missed);
     }
 
     #[test]
