@@ -54,6 +54,20 @@ impl View {
             && !is_terminating(object)
             && !is_set("/spec/paused")
             && !is_set("/spec/banned")
+            && !self.makes_lone_claim(object)
+    }
+
+    /// Whether a restore of home has undone a desired state that only this member still has. The hub believes this after
+    /// 6 hours. Until then, the member ignores the hub. While the fleet converges, another member may still confirm it.
+    fn makes_lone_claim(&self, object: &Value) -> bool {
+        let claims = |member: &Value| {
+            condition_text(member, "Healthy").contains("no other member confirms it")
+        };
+        let is_lone = || {
+            let members = self.objects(HOME, GROUP, "edgeclusters");
+            members.filter(|(_, member)| claims(member)).count() == 1
+        };
+        self.phase == Phase::Quiet && self.was_restored(HOME) && claims(object) && is_lone()
     }
 
     /// The members that must converge.
@@ -593,6 +607,33 @@ mod tests {
                 .patch("hub-0", "home", edge_cluster("edge-1"), &newer);
         });
         assert_eq!(violated, None);
+    }
+
+    #[test]
+    fn hub_need_not_believe_lone_claim_after_restore() {
+        let missed = Some("desired-state-is-applied");
+        for (writer, claimants, phase, expected) in [
+            (RESTORE_WRITER, 1, Phase::Quiet, None),
+            (RESTORE_WRITER, 1, Phase::Converge, missed),
+            (RESTORE_WRITER, 2, Phase::Quiet, missed),
+            ("people", 1, Phase::Quiet, missed),
+        ] {
+            let violated = History::violated_after(|history| {
+                history.put(writer, "home", crd("tenants"));
+                for name in ["edge-1", "edge-2"].into_iter().take(claimants) {
+                    let message = "no other member confirms it";
+                    let conditions = json!([
+                        {"type": "Connected", "status": "True", "reason": "Connected"},
+                        {"type": "Healthy", "status": "False", "reason": "Reason", "message": message},
+                    ]);
+                    let status = json!({"desired": {"generation": 5}, "conditions": conditions});
+                    let patch = json!({"status": status});
+                    history.patch("hub-0", "home", edge_cluster(name), &patch);
+                }
+                history.enter_phase(phase);
+            });
+            assert_eq!(violated.as_deref(), expected, "{writer} {claimants}");
+        }
     }
 
     #[test]

@@ -280,6 +280,10 @@ impl View {
         self.wrong_clocks.contains(cluster)
     }
 
+    pub(crate) fn was_restored(&self, cluster: &str) -> bool {
+        self.last_restores.contains_key(cluster)
+    }
+
     pub(crate) fn ever_restored(&self) -> bool {
         !self.last_restores.is_empty()
     }
