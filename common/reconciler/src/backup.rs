@@ -41,8 +41,8 @@ pub const RECORD_KEY: &str = "tenant.json.gz";
 /// Maximum number of objects in a response.
 const PAGE_SIZE: u32 = 50;
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
-/// Maximum clock skew between two API servers, which may have set the deletion times of the CRD and of a Tenant, or
-/// step of a clock between the two.
+/// Two API servers may set the deletion times of the CRD and of a Tenant, or a clock may step between the two. They differ
+/// by at most this.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(10);
 /// Limit of an unpacked Tenant, in bytes. An API server accepts about 3 MiB.
 const MAX_TENANT_BYTES: u64 = 16 << 20;

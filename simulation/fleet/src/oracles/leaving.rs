@@ -69,8 +69,8 @@ invariant! {
 }
 
 invariant! {
-    /// A member whose EdgeCluster people have deleted returns only after they have changed its Secret, named an unlabelled
-    /// one in a KryptonDeployment, invited its agent, or deleted the CRD.
+    /// A member whose EdgeCluster people have deleted returns only after they have changed its Secret, invited its agent, or
+    /// deleted the CRD. If its Secret has no label, they may also name it in a KryptonDeployment.
     DismissedMemberStaysAway {
         dismissed: BTreeSet<String>,
     },
@@ -103,7 +103,7 @@ invariant! {
         } else if change.by == PEOPLE && is_member && crd_exists() {
             self.dismissed.insert(key.name.clone());
         } else if change.by == PEOPLE && let Some(secret) = newly_named_secret(change) {
-            // The label alone makes a Secret a source, whoever names it.
+            // A labelled Secret is a source, whether or not it is named.
             self.dismissed.retain(|member| member != secret || is_labelled(view, secret));
         }
         let is_return = is_product(&change.by) && is_member && change.before.is_none();

@@ -443,8 +443,8 @@ invariant! {
                 let is_locked = text(secret, "/type") == "helm.sh/release.v1"
                     && (status.starts_with("pending-") || status == "uninstalling");
                 // A release that people have orphaned, or whose owner a restore has removed, stays as it is. So does
-                // one whose uninstallation needs a decision of people or was undone, that of a paused owner, and one on
-                // a member that the owner has left.
+                // one whose uninstallation needs a decision of people or was undone. The same holds for a paused owner,
+                // and on a member that the owner has left.
                 let owner = label(secret, OWNER_UID_LABEL).and_then(|uid| view.owner(uid));
                 let may_act = |owner| {
                     !view.is_held(owner)
