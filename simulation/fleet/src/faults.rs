@@ -203,10 +203,11 @@ fn repair_repeatedly(
     }
 }
 
-/// Gives new bundles to an agent whose certificate has expired. An agent uses a bundle only once after its start.
+/// Gives new bundles to an agent whose certificate has expired. An agent uses a bundle only once after its start. The
+/// hub rejects a banned agent, and each restart would let it wait for its old Lease again.
 fn invite_expired_agent(simulation: &mut Simulation, edge: String) {
     repair_repeatedly(simulation, move |simulation| {
-        if stage::is_expired(simulation, &edge) {
+        if stage::is_expired(simulation, &edge) && !stage::is_banned(simulation, &edge) {
             people::rejoin_agent(simulation, &edge);
         }
     });

@@ -395,6 +395,12 @@ pub(crate) fn is_expired(simulation: &Simulation, edge: &str) -> bool {
     expiry.is_some_and(|expiry| expiry <= latest_time)
 }
 
+/// Returns whether people have banned the member.
+pub(crate) fn is_banned(simulation: &Simulation, member: &str) -> bool {
+    let object = find_object(simulation, HOME, (GROUP, "edgeclusters"), "", member);
+    object.is_some_and(|object| object.pointer("/spec/banned") == Some(&Value::Bool(true)))
+}
+
 /// Returns the join information that the hub has published for agents.
 pub fn published_join_info(simulation: &Simulation) -> Option<JoinInfo> {
     let config_map = find_object(
