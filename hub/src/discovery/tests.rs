@@ -260,7 +260,7 @@ fn source_that_another_provider_lists_has_not_departed() {
 }
 
 #[test]
-fn object_recreated_while_its_watch_failed_has_not_departed() {
+fn object_recreated_during_failed_watch_has_not_departed() {
     let running = RunningProvider::new(fake("a", Behaviour::Good), Listing::default());
     let departures = Arc::clone(&running.departures);
     let (all, sources) = watch::channel(Sources(vec![running]));
