@@ -40,9 +40,17 @@ const MEMBER_RENEWAL: Millis = 25_000;
 const SETTLE_TIME: Millis = 5_000;
 
 impl View {
-    /// Whether a member must converge: it is part of the fleet, and neither paused, banned nor separated. Without a
-    /// hub, only agents work.
+    /// Whether a member must converge: a process acts on it, and it is not paused.
     pub(super) fn must_converge(&self, member: &str) -> bool {
+        let object = self.edge_cluster(member);
+        let is_paused =
+            object.and_then(|object| object.pointer("/spec/paused")) == Some(&Value::Bool(true));
+        self.must_be_held(member) && !is_paused
+    }
+
+    /// Whether a process must hold the member's Lease: the member is part of the fleet, and neither banned nor
+    /// separated. Without a hub, only agents work.
+    fn must_be_held(&self, member: &str) -> bool {
         let Some(object) = self.edge_cluster(member) else {
             return false;
         };
@@ -52,7 +60,6 @@ impl View {
         self.separated_member.as_deref() != Some(member)
             && (has_agent || !self.all_hubs_lost)
             && !is_terminating(object)
-            && !is_set("/spec/paused")
             && !is_set("/spec/banned")
             && !self.makes_lone_claim(object)
     }
@@ -299,10 +306,12 @@ invariant! {
 }
 
 invariant! {
-    /// A process holds and renews the Lease of each member.
+    /// A process holds and renews the Lease of each member. On a paused one, it still records the desired state.
     MemberLeasesAreHeld, "member-leases-are-held",
     fn check_converged(&mut self, view: &View) -> CheckResult {
-        for (name, _) in view.converging_members() {
+        let members = view.objects(HOME, GROUP, "edgeclusters");
+        let names = members.map(|(key, _)| key.name.as_str());
+        for name in names.filter(|name| view.must_be_held(name)) {
             let renewal = view.renewal(Settings::cluster_for(name), MEMBER_LEASE);
             let is_held = renewal.is_some_and(|renewal| {
                 !renewal.holder.is_empty() && view.now - renewal.at <= MEMBER_RENEWAL
@@ -586,11 +595,16 @@ mod tests {
 
     #[test]
     fn member_without_a_holder_is_found() {
-        let violated = History::violated_after(|history| {
-            let released = super::super::story::lease(MEMBER_LEASE, "");
-            history.put(AGENT, "edge-1", released);
-        });
-        assert_eq!(violated.as_deref(), Some("member-leases-are-held"));
+        for is_paused in [false, true] {
+            let violated = History::violated_after(|history| {
+                let paused = json!({"spec": {"paused": is_paused}});
+                let released = super::super::story::lease(MEMBER_LEASE, "");
+                history
+                    .patch("people", "home", edge_cluster("edge-1"), &paused)
+                    .put(AGENT, "edge-1", released);
+            });
+            assert_eq!(violated.as_deref(), Some("member-leases-are-held"));
+        }
     }
 
     #[test]
