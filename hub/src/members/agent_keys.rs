@@ -79,14 +79,22 @@ fn contains_key(keys: &AgentKeys, key: &str) -> bool {
     recorded.any(|recorded| recorded.key_sha256 == key)
 }
 
-/// Whether the hub issued `key` after all recorded keys. The hub records a key before it sends the certificate,
-/// so such a record comes from a backup.
+/// Whether the hub issued `key` after all recorded keys, or after the use of the key that replaced it. The hub records a
+/// key before it sends the certificate, so such a record comes from a backup.
 fn is_newer(keys: &AgentKeys, key: &AgentKey) -> bool {
     let since = |key: &AgentKey| key.since.as_ref().map(|since| since.0);
-    let newest = since(&keys.current).max(keys.next.as_ref().and_then(since));
+    let next = keys.next.as_ref();
+    let newest = match contains_key(keys, &key.key_sha256) {
+        false => since(&keys.current).max(next.and_then(since)),
+        // Only an enrollment certifies a replaced key again, and it reinstates the key.
+        true => next
+            .filter(|next| next.key_sha256 != key.key_sha256)
+            .and_then(|next| next.used.as_ref())
+            .map(|used| used.0),
+    };
     let after = |newest: Timestamp| newest.saturating_add(REPLACED_GRACE).ok();
     let after = newest.and_then(after);
-    after.is_some_and(|after| since(key) > Some(after)) && !contains_key(keys, &key.key_sha256)
+    after.is_some_and(|after| since(key) > Some(after))
 }
 
 /// Returns whether the agent may use this key. Without a record it may use any.
@@ -342,6 +350,25 @@ mod tests {
         // A key that a later enrollment has voided stays void.
         record_use(&mut keys, &key("a", 0), at(9000));
         assert_eq!(status(&keys, key("a", 0)), KeyStatus::Unknown);
+    }
+
+    #[test]
+    fn restored_home_lets_reinstated_key_in() {
+        let mut keys = Some(enrolled(None, key("a", 0)));
+        keys = renewed(keys.as_ref(), key("a", 0), key("b", 10), at(10)).ok();
+        let status =
+            |keys: &Option<AgentKeys>, key| super::key_status(keys.as_ref(), &key, at(9000));
+        // The enrollment changed nothing, because nobody had used the other key.
+        assert_eq!(status(&keys, key("a", 60)), KeyStatus::Valid);
+        record_use(&mut keys, &key("a", 60), at(60));
+        record_use(&mut keys, &key("b", 10), at(70));
+        for since in [0, 60, 90] {
+            assert_eq!(status(&keys, key("a", since)), KeyStatus::Unknown);
+        }
+        assert_eq!(status(&keys, key("a", 91)), KeyStatus::Newer);
+        record_use(&mut keys, &key("a", 91), at(9000));
+        assert_eq!(status(&keys, key("a", 91)), KeyStatus::Valid);
+        assert_eq!(status(&keys, key("b", 10)), KeyStatus::Unknown);
     }
 
     #[test]
