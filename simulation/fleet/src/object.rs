@@ -38,6 +38,10 @@ pub(crate) fn number(object: &Value, pointer: &str) -> Option<u64> {
     field(object, pointer)?.as_u64()
 }
 
+pub(crate) fn is_true(object: &Value, pointer: &str) -> bool {
+    field(object, pointer).and_then(Value::as_bool) == Some(true)
+}
+
 /// Status, reason and message of a condition, as text.
 pub(crate) fn condition_text(object: &Value, kind: &str) -> String {
     let condition = find_condition(object, kind);

@@ -33,7 +33,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::chart;
 use crate::conductor::{Program, ProgramContext, Simulation};
-use crate::object::has_true_condition;
+use crate::object::{has_true_condition, is_true};
 use crate::plan::{
     Access, COPY_PREFIX, Chart, Edge, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE,
     UNTRUSTED_NAMESPACE, VALUES_CONFIG_MAP,
@@ -398,7 +398,7 @@ pub(crate) fn is_expired(simulation: &Simulation, edge: &str) -> bool {
 /// Returns whether people have banned the member.
 pub(crate) fn is_banned(simulation: &Simulation, member: &str) -> bool {
     let object = find_object(simulation, HOME, (GROUP, "edgeclusters"), "", member);
-    object.is_some_and(|object| object.pointer("/spec/banned") == Some(&Value::Bool(true)))
+    object.is_some_and(|object| is_true(&object, "/spec/banned"))
 }
 
 /// Returns the join information that the hub has published for agents.

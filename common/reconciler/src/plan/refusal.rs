@@ -22,9 +22,10 @@ pub(super) fn with_refusal(plan: Plan, view: &View<'_>) -> Plan {
     // The API server refuses the read itself.
     let is_read = refusal.is_read || matches!(plan.action, Action::ReadRelease(_));
     let hold = view.hold();
-    let progress = hold
-        .as_ref()
-        .map_or((reason, ""), |hold| (hold.reason, hold.message));
+    let progress = match &hold {
+        Some(hold) => State::new(Truth::False, hold.reason, hold.message),
+        None => State::new(Truth::False, reason, ""),
+    };
     let next = PlannedStep {
         step: UpcomingStepKind::Retry,
         at: Some(refusal.retry_at),
@@ -43,7 +44,7 @@ pub(super) fn with_refusal(plan: Plan, view: &View<'_>) -> Plan {
             false => ClusterState {
                 ready: readiness::running_readiness(view)
                     .unwrap_or_else(|| State::new(Truth::False, reason, refusal.message.clone())),
-                progress: Some(State::new(Truth::False, progress.0, progress.1)),
+                progress: Some(progress),
                 error,
             },
         },

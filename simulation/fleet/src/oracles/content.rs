@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::view::{is_ready, krypton_key, workspace};
 use super::{CheckResult, Oracle, View, ensure, invariant};
-use crate::object::{annotation, condition_text, is_terminating, label, text};
+use crate::object::{annotation, condition_text, is_terminating, is_true, label, text};
 use crate::plan::{Access, HOME, SYSTEM_NAMESPACE, Settings, TENANT_NAMESPACE, VALUES_CONFIG_MAP};
 
 invariant! {
@@ -123,7 +123,7 @@ pub(super) fn has_left(view: &View, owner: &Value, member: &str) -> bool {
 /// Whether the hub has recorded the release on this member, with or without its removal.
 fn is_recorded(deployment: &Value, member: &str, removing: bool) -> bool {
     placements(deployment).any(|placement| {
-        let is_removing = placement.get("removing") == Some(&Value::Bool(true));
+        let is_removing = is_true(placement, "/removing");
         text(placement, "/cluster") == member && is_removing == removing
     })
 }

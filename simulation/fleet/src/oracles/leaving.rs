@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::view::{finalizer_removal, is_product};
 use super::{Change, CheckResult, Oracle, Run, View, ensure, invariant};
 use crate::faults::REBUILD_WRITER;
-use crate::object::{annotation, has_finalizer, is_terminating, label, text};
+use crate::object::{annotation, has_finalizer, is_terminating, is_true, label, text};
 use crate::observe::Observation;
 use crate::plan::{Action, HOME, MemberAction, SYSTEM_NAMESPACE, Settings, UNTRUSTED_NAMESPACE};
 use crate::user_client::PEOPLE;
@@ -26,8 +26,8 @@ invariant! {
     RetiredMembersGo, "retired-members-go",
     fn check_converged(&mut self, view: &View) -> CheckResult {
         for (key, member) in view.objects(HOME, GROUP, "edgeclusters") {
-            let paused = member.pointer("/spec/paused") == Some(&Value::Bool(true));
-            let banned = member.pointer("/spec/banned") == Some(&Value::Bool(true));
+            let paused = is_true(member, "/spec/paused");
+            let banned = is_true(member, "/spec/banned");
             let separated = view.separated_member.as_deref() == Some(&key.name) || view.ever_restored();
             let may_stay = paused || banned || separated || view.upgrades_fail();
             let is_stuck = is_terminating(member) && (!must_uninstall(member) || !may_stay);

@@ -29,7 +29,7 @@ use super::view::{
 use super::{Change, CheckResult, Oracle, Phase, Run, View, ensure, invariant};
 use crate::object::{
     annotation, condition, condition_text, has_finalizer, has_true_condition, is_terminating,
-    label, text,
+    is_true, label, text,
 };
 use crate::plan::{Chart, HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
@@ -43,8 +43,7 @@ impl View {
     /// Whether a member must converge: a process acts on it, and it is not paused.
     pub(super) fn must_converge(&self, member: &str) -> bool {
         let object = self.edge_cluster(member);
-        let is_paused =
-            object.and_then(|object| object.pointer("/spec/paused")) == Some(&Value::Bool(true));
+        let is_paused = object.is_some_and(|object| is_true(object, "/spec/paused"));
         self.must_be_held(member) && !is_paused
     }
 
@@ -54,13 +53,12 @@ impl View {
         let Some(object) = self.edge_cluster(member) else {
             return false;
         };
-        let is_set = |pointer: &str| object.pointer(pointer) == Some(&Value::Bool(true));
         let mut edges = self.settings.edges.iter();
         let has_agent = edges.any(|edge| edge.name == member && edge.agent_host().is_some());
         self.separated_member.as_deref() != Some(member)
             && (has_agent || !self.all_hubs_lost)
             && !is_terminating(object)
-            && !is_set("/spec/banned")
+            && !is_true(object, "/spec/banned")
             && !self.makes_lone_claim(object)
     }
 

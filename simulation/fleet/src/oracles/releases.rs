@@ -14,7 +14,7 @@ use super::view::{
     restored_live,
 };
 use super::{Change, CheckResult, Oracle, View, ensure, invariant};
-use crate::object::{annotation, has_finalizer, is_terminating, label, text};
+use crate::object::{annotation, has_finalizer, is_terminating, is_true, label, text};
 use crate::observe::{Event, Observation};
 use crate::plan::{HOME, Settings, TENANT_NAMESPACE};
 use crate::time::Millis;
@@ -366,7 +366,7 @@ fn is_long_paused(view: &View, cluster: &str) -> bool {
     // A banned agent continues with its last desired state, which may precede the pause.
     let is_banned = view
         .edge_cluster(member)
-        .is_some_and(|member| member.pointer("/spec/banned") == Some(&Value::Bool(true)));
+        .is_some_and(|member| is_true(member, "/spec/banned"));
     let key = krypton_key("edgeclusters", "", member);
     pause.is_some_and(|time| time > WATCH_LAG)
         && !is_banned

@@ -18,7 +18,7 @@ use super::{
     restored_live,
 };
 use crate::faults::{REBUILD_WRITER, RESTORE_WRITER};
-use crate::object::{annotation, has_finalizer, is_terminating, label, text};
+use crate::object::{annotation, has_finalizer, is_terminating, is_true, label, text};
 use crate::observe::{Event, Observation};
 use crate::oracles::AttributedWrite;
 use crate::plan::{Action, FOREVER, HOME, ServerFault, Settings};
@@ -182,8 +182,7 @@ impl View {
             "tenants" => drop(self.tenant_pauses.remove(&object_key)),
             "edgeclusters" => {
                 let after = change.after.as_deref();
-                let paused = after.and_then(|after| after.pointer("/spec/paused")?.as_bool());
-                match paused == Some(true) {
+                match after.is_some_and(|after| is_true(after, "/spec/paused")) {
                     true => drop(
                         self.member_pauses
                             .entry(key.name.clone())
